@@ -1,0 +1,106 @@
+# Finds a LibTorch folder (include/ and lib/) and makes the imported target LibTorch::torch of it.
+#
+# The folder is, in this order: the cache variable TANDEM_LIBTORCH, the environment variable of the same
+# name, the wheel in the source tree's .venv. LibTorch's own package file is not used: that of a CUDA
+# wheel demands nvcc, while a program for the CPU only needs libtorch_cpu and libc10.
+#
+# Sets LibTorch_FOUND, LibTorch_VERSION, LibTorch_ROOT_DIR, LibTorch_INCLUDE_DIR.
+
+set(LibTorch_ROOT_DIR "")
+set(_libtorch_origin "")
+if(TANDEM_LIBTORCH)
+  set(LibTorch_ROOT_DIR ${TANDEM_LIBTORCH})
+  set(_libtorch_origin "the CMake variable TANDEM_LIBTORCH")
+elseif(DEFINED ENV{TANDEM_LIBTORCH} AND NOT "$ENV{TANDEM_LIBTORCH}" STREQUAL "")
+  set(LibTorch_ROOT_DIR $ENV{TANDEM_LIBTORCH})
+  set(_libtorch_origin "the environment variable TANDEM_LIBTORCH")
+else()
+  file(GLOB _libtorch_wheels ${PROJECT_SOURCE_DIR}/.venv/lib/python3*/site-packages/torch)
+  if(_libtorch_wheels)
+    list(GET _libtorch_wheels 0 LibTorch_ROOT_DIR)
+    set(_libtorch_origin "the local environment .venv")
+  endif()
+endif()
+
+if(NOT LibTorch_ROOT_DIR)
+  set(LibTorch_NOT_FOUND_MESSAGE
+      "no LibTorch folder is known. Run scripts/demo or scripts/test once (they install one into .venv), or set TANDEM_LIBTORCH to a folder that holds include/ and lib/.")
+else()
+  get_filename_component(LibTorch_ROOT_DIR ${LibTorch_ROOT_DIR} ABSOLUTE)
+  set(LibTorch_INCLUDE_DIR ${LibTorch_ROOT_DIR}/include)
+  set(_libtorch_lib ${LibTorch_ROOT_DIR}/lib)
+  foreach(_file include/ATen/ATen.h include/torch/csrc/api/include/torch/torch.h lib/libtorch_cpu.so lib/libc10.so)
+    if(NOT EXISTS ${LibTorch_ROOT_DIR}/${_file})
+      set(LibTorch_NOT_FOUND_MESSAGE
+          "${LibTorch_ROOT_DIR} (from ${_libtorch_origin}) lacks ${_file}. Set TANDEM_LIBTORCH to a LibTorch folder: the one that holds include/ and lib/.")
+      break()
+    endif()
+  endforeach()
+endif()
+
+if(NOT LibTorch_NOT_FOUND_MESSAGE)
+  # version.h moved between releases: look where both put the numbers.
+  foreach(_file torch/headeronly/version.h torch/csrc/api/include/torch/version.h)
+    if(EXISTS ${LibTorch_INCLUDE_DIR}/${_file})
+      file(STRINGS ${LibTorch_INCLUDE_DIR}/${_file} _libtorch_lines REGEX "define TORCH_VERSION_(MAJOR|MINOR|PATCH) +[0-9]+")
+      string(REGEX REPLACE "[^0-9;]" "" _libtorch_numbers "${_libtorch_lines}")
+      list(JOIN _libtorch_numbers "." LibTorch_VERSION)
+      if(LibTorch_VERSION)
+        break()
+      endif()
+    endif()
+  endforeach()
+
+  # A wheel built for CUDA names the CUDA runtime even in its CPU library. The linker must see those
+  # libraries, and the loader will look for them where libtorch_cpu's own rpath points.
+  set(_libtorch_needed "")
+  if(CMAKE_READELF)
+    execute_process(COMMAND ${CMAKE_READELF} -d ${_libtorch_lib}/libtorch_cpu.so
+                    OUTPUT_VARIABLE _libtorch_dynamic ERROR_QUIET)
+    string(REGEX MATCHALL "lib(cudart|cupti)\\.so\\.[0-9]+" _libtorch_needed "${_libtorch_dynamic}")
+    list(REMOVE_DUPLICATES _libtorch_needed)
+  endif()
+  set(_libtorch_rpath_dirs ${_libtorch_lib})
+  string(REPLACE ":" ";" _libtorch_loader_path "$ENV{LD_LIBRARY_PATH}")
+  foreach(_name IN LISTS _libtorch_needed)
+    unset(_libtorch_cuda_file)
+    find_file(_libtorch_cuda_file ${_name}
+              PATHS ${LibTorch_ROOT_DIR}/../nvidia/cu13/lib ${_libtorch_lib} ${_libtorch_loader_path}
+              NO_DEFAULT_PATH NO_CACHE)
+    if(NOT _libtorch_cuda_file)
+      set(LibTorch_NOT_FOUND_MESSAGE
+          "${_libtorch_lib}/libtorch_cpu.so needs ${_name}, which is neither beside it nor in ../nvidia/cu13/lib. Install the packages nvidia-cuda-runtime and nvidia-cuda-cupti of the same CUDA release into the same Python environment, or unset TANDEM_LIBTORCH and let scripts/demo install a complete set.")
+      break()
+    endif()
+    get_filename_component(_libtorch_cuda_dir ${_libtorch_cuda_file} REALPATH)
+    get_filename_component(_libtorch_cuda_dir ${_libtorch_cuda_dir} DIRECTORY)
+    list(APPEND _libtorch_rpath_dirs ${_libtorch_cuda_dir})
+  endforeach()
+  list(REMOVE_DUPLICATES _libtorch_rpath_dirs)
+endif()
+
+include(FindPackageHandleStandardArgs)
+if(LibTorch_NOT_FOUND_MESSAGE)
+  set(LibTorch_USABLE FALSE)
+else()
+  set(LibTorch_USABLE TRUE)
+endif()
+find_package_handle_standard_args(LibTorch
+  REQUIRED_VARS LibTorch_USABLE LibTorch_ROOT_DIR
+  VERSION_VAR LibTorch_VERSION
+  REASON_FAILURE_MESSAGE "${LibTorch_NOT_FOUND_MESSAGE}")
+
+if(LibTorch_FOUND AND NOT TARGET LibTorch::torch)
+  add_library(LibTorch::c10 SHARED IMPORTED)
+  set_target_properties(LibTorch::c10 PROPERTIES IMPORTED_LOCATION ${_libtorch_lib}/libc10.so)
+  add_library(LibTorch::torch SHARED IMPORTED)
+  # Imported targets' include folders are system folders: their warnings are not ours.
+  set_target_properties(LibTorch::torch PROPERTIES
+    IMPORTED_LOCATION ${_libtorch_lib}/libtorch_cpu.so
+    INTERFACE_INCLUDE_DIRECTORIES
+      "${LibTorch_INCLUDE_DIR};${LibTorch_INCLUDE_DIR}/torch/csrc/api/include"
+    INTERFACE_LINK_LIBRARIES LibTorch::c10)
+  foreach(_dir IN LISTS _libtorch_rpath_dirs)
+    target_link_options(LibTorch::torch INTERFACE "LINKER:-rpath,${_dir}" "LINKER:-rpath-link,${_dir}")
+  endforeach()
+endif()

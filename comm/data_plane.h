@@ -1,0 +1,118 @@
+// comm/data_plane.h: the large transfers of one engine: reductions of its gradient buckets and the
+// gathering of its parameters.
+//
+// D1 The k-th post on a channel is the same bucket, with the same element count, on every rank; the
+//    caller (engine/sequencer) guarantees the order.
+// D2 Staging handed to post() belongs to the channel until every rank has folded that post; it is
+//    then reused by acquire(). Nothing is folded from staging that may be overwritten.
+// D3 fold() adds the ranks' slices in rank order (kernels/fold.h F2).
+// D4 Every wait has a deadline and ends at once when the world is aborted.
+// Thread safety: acquire, post and folded_by_all may be called from any thread, one at a time (the
+// caller's lock); fold, gather and broadcast run on the queue's thread or the step's, one at a
+// time. Called by zero (flat parameters, gradient buckets) and engine.
+#pragma once
+
+#include "comm/deadline.h"
+#include "comm/group.h"
+#include "kernels/dtype.h"
+#include "kernels/fold.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace tandem::comm {
+
+using PostId = std::uint64_t;  // from 0, counts the posts of one channel
+
+/// A piece of staging memory, [bytes], 64-byte aligned, contents undefined.
+struct Staging {
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+  std::int32_t slot = -1;
+
+  explicit operator bool() const { return data != nullptr; }
+};
+
+/// Half-open byte range.
+struct ByteRange {
+  std::size_t begin = 0;
+  std::size_t end = 0;
+};
+
+struct ChannelSpec {
+  std::string name;                 // the engine's, for errors
+  std::size_t parameter_bytes = 0;  // flat memory that gather() and broadcast() act on
+  std::size_t largest_staging = 0;  // bytes of the largest acquire()
+  std::size_t staging_slots = 0;    // most slots held or in flight at once
+  std::size_t posts_in_flight = 0;  // most posts not folded by all ranks at once
+};
+
+class Channel {
+ public:
+  virtual ~Channel() = default;
+
+  [[nodiscard]] virtual Group group() const = 0;
+
+  // --- reductions ---
+  /// Staging of at least `bytes`, preferring memory touched before. Throws OutOfMemory (with
+  /// advice) and never blocks: the caller keeps within ChannelSpec::staging_slots.
+  virtual Staging acquire(std::size_t bytes) = 0;
+  /// Gives staging back that was never posted (a discarded window).
+  virtual void give_back(Staging staging) = 0;
+  /// Publishes this rank's contribution to its next reduction: `staging` holds elements of `wire`;
+  /// empty staging stands for zeros. Never blocks. The staging is the channel's from here on.
+  virtual PostId post(Staging staging, kernels::Dtype wire) = 0;
+  /// Waits until every rank has posted `post`, then adds elements [begin, begin + numel) of all
+  /// contributions, in rank order, to acc[0, numel) (see kernels/fold.h), then marks this rank's
+  /// fold of `post` as done. Posts must be folded in order. numel 0 is allowed (still waits,
+  /// marks). Throws Timeout naming the channel, `what` and the missing ranks; WorldBroken after an
+  /// abort.
+  virtual void fold(PostId post,
+                    std::int64_t begin,
+                    std::int64_t numel,
+                    float* acc,
+                    kernels::Accumulator state,
+                    const std::string& what,
+                    Deadline deadline) = 0;
+  /// True when every rank has folded every post made so far on this rank.
+  [[nodiscard]] virtual bool folded_by_all() const = 0;
+  /// Blocks until then. Throws as fold().
+  virtual void wait_folded_by_all(const std::string& what, Deadline deadline) = 0;
+  /// Releases pages of free staging slots that have not been used for `idle_generations` calls.
+  virtual void trim(int idle_generations) = 0;
+
+  // --- parameters ---
+  /// This rank's flat parameter memory, [parameter_bytes], 64-byte aligned, shared with the node.
+  /// Kept alive by the returned pointer (tensors may outlive the channel).
+  [[nodiscard]] virtual std::shared_ptr<std::byte> parameters() = 0;
+  /// Says that this rank has written its part for the next gather. Never blocks.
+  virtual std::uint64_t post_gather() = 0;
+  /// For each peer r in turn: waits for its post of `gather`, then copies its bytes `of_rank(r)` to
+  /// the same place here. Marks this rank's copying of `gather` as done. Gathers are taken in
+  /// order.
+  virtual void gather(std::uint64_t gather,
+                      const std::function<ByteRange(int rank)>& of_rank,
+                      const std::string& what,
+                      Deadline deadline) = 0;
+  /// Blocks until every rank has taken every gather posted so far, so that parameter memory may be
+  /// written again.
+  virtual void wait_gathered_by_all(const std::string& what, Deadline deadline) = 0;
+
+  // --- accounting ---
+  [[nodiscard]] virtual std::size_t staging_bytes() const = 0;     // committed, on this rank
+  [[nodiscard]] virtual std::uint64_t reduced_bytes() const = 0;   // read from peers so far
+  [[nodiscard]] virtual std::uint64_t gathered_bytes() const = 0;  // read from peers so far
+};
+
+class DataPlane {
+ public:
+  virtual ~DataPlane() = default;
+  /// Collective. Throws OutOfMemory, SystemError, Timeout: the same on all ranks.
+  virtual std::unique_ptr<Channel> open(const ChannelSpec& spec, Deadline deadline) = 0;
+};
+
+}  // namespace tandem::comm

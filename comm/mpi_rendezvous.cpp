@@ -1,0 +1,265 @@
+#include "comm/mpi_rendezvous.h"
+
+#include <tandem/error.h>
+
+#include <mpi.h>
+
+#include <array>
+#include <cstdlib>
+#include <fstream>
+#include <limits>
+#include <mutex>
+#include <numeric>
+#include <thread>
+#include <unistd.h>
+#include <utility>
+
+namespace tandem::comm {
+
+namespace {
+
+void check(int code, const std::string& what) {
+  if (code == MPI_SUCCESS) return;
+  std::array<char, MPI_MAX_ERROR_STRING> text{};
+  int length = 0;
+  MPI_Error_string(code, text.data(), &length);
+  throw SystemError(what +
+                    ": MPI says: " + std::string(text.data(), static_cast<std::size_t>(length)));
+}
+
+/// MPI is one for a process, so its state cannot belong to a world.
+struct ProcessState {
+  std::mutex mutex;
+  bool ours = false;   // initialised by us, so ours to finalize
+  int not_closed = 0;  // rendezvous made and not closed in order
+};
+
+ProcessState& process_state() {
+  static ProcessState state;  // constructed before atexit() below, so destroyed after its call
+  return state;
+}
+
+void finalize_at_exit() {
+  ProcessState& state = process_state();
+  const std::lock_guard lock(state.mutex);
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  // A rank whose world was not closed would wait in MPI_Finalize for peers that may be gone; mpirun
+  // notices the end without it and ends the others.
+  if (finalized == 0 && state.not_closed == 0) MPI_Finalize();
+}
+
+void initialize() {
+  ProcessState& state = process_state();
+  const std::lock_guard lock(state.mutex);
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  if (finalized != 0) {
+    throw SystemError("MPI was finalized already; make every world before MPI_Finalize");
+  }
+  int initialized = 0;
+  MPI_Initialized(&initialized);
+  int provided = MPI_THREAD_SINGLE;
+  if (initialized != 0) {
+    MPI_Query_thread(&provided);
+  } else {
+    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "initialising MPI");
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    state.ours = true;
+    std::atexit(finalize_at_exit);
+  }
+  if (provided < MPI_THREAD_MULTIPLE) {
+    throw SystemError(
+        "MPI does not provide MPI_THREAD_MULTIPLE; if the program calls MPI_Init itself, call "
+        "MPI_Init_thread with MPI_THREAD_MULTIPLE (or let Tandem do it), else use an MPI built "
+        "with "
+        "thread support");
+  }
+}
+
+std::string first_line(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+std::string link_target(const char* path) {
+  std::array<char, 256> target{};
+  const ssize_t bytes = readlink(path, target.data(), target.size());
+  return bytes < 0 ? std::string() : std::string(target.data(), static_cast<std::size_t>(bytes));
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return gethostname(name.data(), name.size() - 1) == 0 ? std::string(name.data()) : "unknown";
+}
+
+/// Waits for `request` without blocking in MPI. False when the deadline passes first; the operation
+/// then stays as it is, and so must its buffers.
+[[nodiscard]] bool finish(MPI_Request& request, const std::string& what, Deadline deadline) {
+  for (int look = 0;; ++look) {
+    int done = 0;
+    check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), what);
+    if (done != 0) return true;
+    if (deadline.passed()) return false;
+    // The first looks are quick, since peers come at the same time; then the core is left alone.
+    std::this_thread::sleep_for(std::chrono::microseconds(look < 1000 ? 50 : 1000));
+  }
+}
+
+class MpiRendezvous final : public Rendezvous {
+ public:
+  explicit MpiRendezvous(Deadline deadline) {
+    const std::string what = "duplicating MPI's communicator";
+    auto communicator = std::make_unique<MPI_Comm>(MPI_COMM_NULL);
+    MPI_Request request = MPI_REQUEST_NULL;
+    check(MPI_Comm_idup(MPI_COMM_WORLD, communicator.get(), &request), what);
+    if (!finish(request, what, deadline)) {
+      static_cast<void>(communicator.release());
+      throw Timeout(what +
+                    ": some rank did not come by the deadline; did every rank make this world?");
+    }
+    communicator_ = *communicator;
+    MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN);
+    check(MPI_Comm_rank(communicator_, &group_.rank), what);
+    check(MPI_Comm_size(communicator_, &group_.size), what);
+  }
+
+  [[nodiscard]] Group group() const override { return group_; }
+
+  std::vector<std::string> all_gather(const std::string& what,
+                                      const std::string& text,
+                                      Deadline deadline) override {
+    const auto ranks = static_cast<std::size_t>(group_.size);
+    if (text.size() > std::numeric_limits<int>::max() / ranks) {
+      throw InvalidArgument(what + ": a text of " + std::to_string(text.size()) +
+                            " bytes is too long to be gathered");
+    }
+    auto work = std::make_unique<Gathering>();
+    work->mine = text;
+    work->my_size = static_cast<int>(text.size());
+    work->sizes.resize(ranks);
+    MPI_Request request = MPI_REQUEST_NULL;
+    check(MPI_Iallgather(&work->my_size, 1, MPI_INT, work->sizes.data(), 1, MPI_INT, communicator_,
+                         &request),
+          what);
+    finish_or_leave(request, what, deadline, work);
+    work->offsets.resize(ranks);
+    std::exclusive_scan(work->sizes.begin(), work->sizes.end(), work->offsets.begin(), 0);
+    work->all.resize(static_cast<std::size_t>(work->offsets.back() + work->sizes.back()));
+    check(MPI_Iallgatherv(work->mine.data(), work->my_size, MPI_CHAR, work->all.data(),
+                          work->sizes.data(), work->offsets.data(), MPI_CHAR, communicator_,
+                          &request),
+          what);
+    finish_or_leave(request, what, deadline, work);
+    std::vector<std::string> texts;
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      texts.push_back(work->all.substr(static_cast<std::size_t>(work->offsets[rank]),
+                                       static_cast<std::size_t>(work->sizes[rank])));
+    }
+    return texts;
+  }
+
+  std::vector<std::shared_ptr<Segment>> exchange(const std::string& what,
+                                                 std::shared_ptr<Segment> mine,
+                                                 Deadline deadline) override {
+    const auto addresses = all_gather(what, mine->address().text(), deadline);
+    std::vector<std::shared_ptr<Segment>> segments;
+    std::string failure;
+    try {
+      for (int rank = 0; rank < group_.size; ++rank) {
+        segments.push_back(rank == group_.rank
+                               ? mine
+                               : Segment::open("of rank " + std::to_string(rank),
+                                               Segment::Address::parse(
+                                                   addresses[static_cast<std::size_t>(rank)])));
+      }
+    } catch (const Error& error) {
+      failure = "rank " + std::to_string(group_.rank) + ": " + error.what();
+    }
+    // Also says that all ranks have mapped what they need, before anybody may go on and end.
+    for (const std::string& text : all_gather(what, failure, deadline)) {
+      if (!text.empty()) throw SystemError(what + ": " + text);
+    }
+    return segments;
+  }
+
+  void close(Deadline deadline) override {
+    const std::string what = "closing the world";
+    MPI_Request request = MPI_REQUEST_NULL;
+    check(MPI_Ibarrier(communicator_, &request), what);
+    if (!finish(request, what, deadline)) {
+      throw Timeout(what +
+                    ": some rank did not come by the deadline; does every rank close this world?");
+    }
+    check(MPI_Comm_free(&communicator_), what);
+    ProcessState& state = process_state();
+    const std::lock_guard lock(state.mutex);
+    --state.not_closed;
+  }
+
+  void refuse_several_hosts(Deadline deadline) {
+    // Shared memory needs one kernel and one numbering of processes; the name is for the error.
+    const std::string what = "finding out whether all ranks share one host";
+    const std::string place = first_line("/proc/sys/kernel/random/boot_id") + " " +
+                              link_target("/proc/self/ns/pid") + "\n";
+    const auto places = all_gather(what, place + host_name(), deadline);
+    for (std::size_t rank = 1; rank < places.size(); ++rank) {
+      if (places[rank].substr(0, places[rank].find('\n')) ==
+          places[0].substr(0, places[0].find('\n'))) {
+        continue;
+      }
+      throw SystemError(
+          "rank 0 runs on host " + places[0].substr(places[0].find('\n') + 1) + " and rank " +
+          std::to_string(rank) + " on host " + places[rank].substr(places[rank].find('\n') + 1) +
+          " (or in another container); this version of Tandem serves the ranks of one "
+          "host: start all of them there, in one container");
+    }
+  }
+
+ private:
+  struct Gathering {
+    std::string mine;
+    int my_size = 0;
+    std::vector<int> sizes;
+    std::vector<int> offsets;
+    std::string all;
+  };
+
+  void finish_or_leave(MPI_Request& request,
+                       const std::string& what,
+                       Deadline deadline,
+                       std::unique_ptr<Gathering>& work) {
+    if (finish(request, what, deadline)) return;
+    static_cast<void>(work.release());  // R2: a late peer may still write into it
+    throw Timeout(what + ": rank " + std::to_string(group_.rank) +
+                  " waited past its deadline for some of " + std::to_string(group_.size) +
+                  " ranks; did one of them end or take another path?");
+  }
+
+  MPI_Comm communicator_ = MPI_COMM_NULL;
+  Group group_;
+};
+
+}  // namespace
+
+bool mpi_is_initialized() {
+  int initialized = 0;
+  MPI_Initialized(&initialized);
+  return initialized != 0;
+}
+
+std::unique_ptr<Rendezvous> make_mpi_rendezvous(Deadline deadline) {
+  initialize();
+  {
+    ProcessState& state = process_state();
+    const std::lock_guard lock(state.mutex);
+    ++state.not_closed;  // until close(); what fails below is never closed
+  }
+  auto rendezvous = std::make_unique<MpiRendezvous>(deadline);
+  rendezvous->refuse_several_hosts(deadline);
+  return rendezvous;
+}
+
+}  // namespace tandem::comm

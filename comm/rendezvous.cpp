@@ -1,0 +1,32 @@
+#include "comm/rendezvous.h"
+
+#include <utility>
+
+namespace tandem::comm {
+
+namespace {
+
+class SelfRendezvous final : public Rendezvous {
+ public:
+  [[nodiscard]] Group group() const override { return Group{0, 1}; }
+
+  std::vector<std::string> all_gather(const std::string& /*what*/,
+                                      const std::string& text,
+                                      Deadline /*deadline*/) override {
+    return {text};
+  }
+
+  std::vector<std::shared_ptr<Segment>> exchange(const std::string& /*what*/,
+                                                 std::shared_ptr<Segment> mine,
+                                                 Deadline /*deadline*/) override {
+    return {std::move(mine)};
+  }
+
+  void close(Deadline /*deadline*/) override {}
+};
+
+}  // namespace
+
+std::unique_ptr<Rendezvous> make_self_rendezvous() { return std::make_unique<SelfRendezvous>(); }
+
+}  // namespace tandem::comm

@@ -1,0 +1,45 @@
+#include "comm/shared_data_plane.h"
+
+#include "comm/collective_try.h"
+#include "comm/shared_channel.h"
+
+#include <utility>
+
+namespace tandem::comm {
+
+namespace {
+
+std::string describe(const ChannelSpec& spec) {
+  return "engine '" + spec.name + "' with " + std::to_string(spec.parameter_bytes) +
+         " bytes of parameters, " + std::to_string(spec.staging_slots) + " staging slots of " +
+         std::to_string(spec.largest_staging) + " bytes, " + std::to_string(spec.posts_in_flight) +
+         " posts in flight";
+}
+
+class SharedDataPlane final : public DataPlane {
+ public:
+  SharedDataPlane(Rendezvous& rendezvous, ControlPlane& control)
+      : rendezvous_(rendezvous), control_(control) {}
+
+  std::unique_ptr<Channel> open(const ChannelSpec& spec, Deadline deadline) override {
+    const Group group = rendezvous_.group();
+    const std::string what = "opening the channel of engine '" + spec.name + "'";
+    std::shared_ptr<Segment> mine;
+    try_on_all_ranks(rendezvous_, what, describe(spec), deadline,
+                     [&] { mine = SharedChannel::make_segment(spec, group); });
+    auto segments = rendezvous_.exchange(what, std::move(mine), deadline);
+    return std::make_unique<SharedChannel>(spec, group, std::move(segments), control_);
+  }
+
+ private:
+  Rendezvous& rendezvous_;
+  ControlPlane& control_;
+};
+
+}  // namespace
+
+std::unique_ptr<DataPlane> make_shared_data_plane(Rendezvous& rendezvous, ControlPlane& control) {
+  return std::make_unique<SharedDataPlane>(rendezvous, control);
+}
+
+}  // namespace tandem::comm

@@ -1,0 +1,16 @@
+// comm/shared_data_plane.h: the data plane of the ranks of one node: buckets lie in shared memory
+// and peers read their slices in place.
+#pragma once
+
+#include "comm/control_plane.h"
+#include "comm/data_plane.h"
+#include "comm/rendezvous.h"
+
+#include <memory>
+
+namespace tandem::comm {
+
+/// `control` is asked for aborts while waiting. Both references outlive the plane.
+std::unique_ptr<DataPlane> make_shared_data_plane(Rendezvous& rendezvous, ControlPlane& control);
+
+}  // namespace tandem::comm

@@ -1,0 +1,330 @@
+// engine/agreement.cpp: gates, waits and errors: how this rank's calls meet the other ranks'.
+#include "engine/world_state.h"
+#include <tandem/error.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <sstream>
+
+namespace tandem::engine {
+
+namespace {
+
+std::string join_lines(const std::vector<std::string>& lines) {
+  std::string text;
+  for (const std::string& line : lines) {
+    text += line;
+    text += '\n';
+  }
+  return text;
+}
+
+/// The first line in which two ranks' texts differ, as a message; falls back to the heads.
+std::string first_difference(const std::vector<std::string>& texts) {
+  const auto line_of = [](const std::string& text, std::size_t n) -> std::optional<std::string> {
+    std::istringstream stream(text);
+    std::string line;
+    for (std::size_t i = 0; i <= n; ++i) {
+      if (!std::getline(stream, line)) {
+        return std::nullopt;
+      }
+    }
+    return line;
+  };
+  for (std::size_t r = 1; r < texts.size(); ++r) {
+    if (texts[r] == texts[0]) {
+      continue;
+    }
+    std::size_t n = 0;
+    for (;; ++n) {
+      const auto a = line_of(texts[0], n);
+      const auto b = line_of(texts[r], n);
+      if (a != b || !a) {
+        return "rank 0: " + a.value_or("(nothing further)") + "; rank " + std::to_string(r) + ": " +
+               b.value_or("(nothing further)");
+      }
+    }
+  }
+  return "all ranks: " + line_of(texts[0], 0).value_or("");
+}
+
+}  // namespace
+
+void WorldState::check_usable() const {
+  const std::lock_guard lock(mutex_);
+  if (broken_) {
+    throw WorldBroken("this world is broken and takes no more calls: " + *broken_);
+  }
+  if (closed_) {
+    throw WorldBroken("this world was closed and takes no more calls");
+  }
+  if (left_) {
+    throw WorldBroken("this rank has left its world and takes no more calls but close()");
+  }
+}
+
+void WorldState::break_world(const std::string& text) noexcept {
+  try {
+    if (!broken_) {
+      broken_ = text;
+      control_->abort(text);
+    }
+  } catch (
+      ...) {  // NOLINT(bugprone-empty-catch): the error that broke the world is on its way already
+  }
+}
+
+bool WorldState::finished() const {
+  const std::lock_guard lock(mutex_);
+  return closed_ || broken_.has_value();
+}
+
+// --- waits ---
+
+void WorldState::time_out(const std::string& what, const std::vector<int>& missing) {
+  std::ostringstream text;
+  text << what << ": not finished after " << std::chrono::duration<double>(options_.timeout).count()
+       << " s on rank " << group_.rank;
+  if (!missing.empty()) {
+    text << ", missing ranks";
+    for (std::size_t i = 0; i < missing.size(); ++i) {
+      text << (i == 0 ? " " : ", ") << missing[i];
+    }
+  }
+  text << "; look there for the cause, or raise WorldOptions::timeout";
+  throw Timeout(text.str());
+}
+
+comm::Message WorldState::await(Lock& lock, comm::RoundId round, const std::string& what) {
+  const comm::Deadline until = deadline();
+  ++touching_;
+  struct Leave {
+    int& touching;
+    ~Leave() { --touching; }
+  } leave{touching_};
+  for (;;) {
+    const std::uint32_t seen = control_->change();
+    if (std::optional<comm::Message> merged = control_->test(round)) {
+      return *std::move(merged);
+    }
+    if (until.passed()) {
+      time_out(what, control_->missing(round));
+    }
+    lock.unlock();
+    control_->wait_for_change(seen, until.at);
+    lock.lock();
+  }
+}
+
+void WorldState::await_event(const kernels::Event& event, const std::string& what) {
+  // The jobs have deadlines of their own; this one only ends a wait for a queue that is stuck.
+  const comm::Deadline until = comm::Deadline::after(2 * options_.timeout);
+  if (!event.wait_until(until.at)) {
+    time_out(what, {});
+  }
+}
+
+// Waits for the close of the last pass. Inside a graph task: at the opening of the next one.
+void WorldState::wait_until_resolved(Lock& lock) {
+  const comm::Deadline until = deadline();
+  ++touching_;
+  struct Leave {
+    WorldState& state;
+    ~Leave() {
+      --state.touching_;
+      state.progress_wanted_.notify_all();
+    }
+  } leave{*this};
+  while (sequencer_.in_pass()) {
+    if (broken_) {
+      throw WorldBroken(*broken_);
+    }
+    const std::uint32_t seen = control_->change();
+    if (advance()) {
+      continue;
+    }
+    if (until.passed()) {
+      const bool gate = !sequencer_.gate_known();
+      time_out(
+          std::string(gate ? "gate" : "close") + " of backward pass " + std::to_string(passes_),
+          control_->missing(gate ? gate_round_ : close_round_));
+    }
+    lock.unlock();
+    control_->wait_for_change(seen, until.at);
+    lock.lock();
+  }
+}
+
+// What the last pass failed with, once: an error of its gate is explained by all ranks together.
+void WorldState::report_failure(Lock& lock) {
+  if (gate_error_) {
+    const std::string error = *std::exchange(gate_error_, std::nullopt);
+    failure_ = nullptr;
+    explain(lock, error);
+  }
+  if (failure_) {
+    std::rethrow_exception(std::exchange(failure_, nullptr));
+  }
+}
+
+// The beginning of every touch: the last pass is resolved, and what it failed with is said.
+void WorldState::resolve(Lock& lock) {
+  if (hooks::PassTracker::inside_graph_task()) {
+    throw InvalidArgument(
+        "a collective call of a world was made from inside a backward pass; make it before or "
+        "after "
+        "backward()");
+  }
+  if (sequencer_.in_pass() && !sequencer_.closed() && !abandoned_) {
+    if (!tracker_->opened_by_this_thread()) {
+      throw InvalidArgument(
+          "a collective call of a world was made while another thread is in a backward pass of it; "
+          "one "
+          "thread at a time");
+    }
+    abandoned_ = true;  // its graph task is gone without an end
+    tracker_->disarm();
+  }
+  wait_until_resolved(lock);
+  report_failure(lock);
+}
+
+// --- gates ---
+
+void WorldState::complete_say(GateSay& say) const {
+  say.world_hash = world_hash();
+  say.held_engines = sequencer_.held_engines();
+  if (say.word != Word::kStep && say.word != Word::kLeave) {
+    return;
+  }
+  say.seen_parameters.clear();
+  say.tunables.clear();
+  say.tokens.clear();
+  say.counted_engines.assign(cores_.size(), false);
+  for (const auto& core : cores_) {
+    Bits seen = core->window.seen;
+    seen.resize(core->parameter_count());
+    say.seen_parameters.insert(say.seen_parameters.end(), seen.begin(), seen.end());
+    say.tunables.push_back(core->retired() ? Tunables{} : core->tunables());
+    say.tokens.push_back(core->window.tokens);
+    say.counted_engines[static_cast<std::size_t>(core->index)] = core->window.counted;
+  }
+}
+
+std::vector<std::string> WorldState::describe(const GateSay& say) const {
+  std::vector<std::string> lines;
+  std::string head = std::string("calls ") + name_of(say.word);
+  const Bits& named = say.word == Word::kStep ? say.step_engines : say.zero_engines;
+  if (say.word == Word::kStep || say.word == Word::kZeroGrad) {
+    head += " of";
+    for (const auto& core : cores_) {
+      if (named[static_cast<std::size_t>(core->index)]) {
+        head += " '" + core->name + "'";
+      }
+    }
+  }
+  std::ostringstream detail;
+  detail.precision(17);
+  if (say.word == Word::kStep) {
+    detail << " with clip_norm " << say.clip_norm;
+  } else if (say.word == Word::kValues) {
+    constexpr const char* kOps[] = {"mean", "sum", "any", "broadcast"};
+    detail << ": " << kOps[static_cast<int>(say.value_op)];
+    if (say.value_op == ValueOp::kBroadcast) {
+      detail << " from rank " << say.value_root;
+    }
+  } else if (say.word == Word::kBackward && !only_.empty()) {
+    detail << " under only() of";
+    for (const auto& core : cores_) {
+      if (std::count(only_.back().begin(), only_.back().end(), core->serial) > 0) {
+        detail << " '" << core->name << "'";
+      }
+    }
+  }
+  lines.push_back(head + detail.str());
+  for (const auto& core : cores_) {
+    if (core->retired()) {
+      continue;
+    }
+    std::ostringstream line;
+    line.precision(17);
+    line << "engine '" << core->name << "'";
+    if (say.word == Word::kStep) {
+      const Tunables tunables = core->tunables();
+      line << ": learning rate " << tunables.lr << ", weight decay " << tunables.weight_decay;
+    }
+    lines.push_back(line.str());
+  }
+  return lines;
+}
+
+void WorldState::explain(Lock&, const std::string& error) {
+  const std::vector<std::string> texts =
+      rendezvous_->all_gather("explanation of an error", join_lines(said_), deadline());
+  throw Mismatch(
+      error + ". " + first_difference(texts) +
+      ". Every rank must make the same calls in the same order; parameters are unchanged");
+}
+
+/// The others run a backward pass: this rank takes part with nothing and closes at once.
+void WorldState::join_pass(Lock& lock,
+                           const GateMerged& gate,
+                           const std::optional<std::string>& error) {
+  ++passes_;
+  sequencer_.join(gate);
+  gate_error_ = error;
+  if (error) {
+    sequencer_.gate_merged(gate, true);
+  }
+  post_close(false);
+  wait_until_resolved(lock);
+}
+
+// Says `words` until all ranks are at a word that can proceed; takes its part in what the others do
+// before.
+GateMerged WorldState::agree(Lock& lock, const GateSay& words) {
+  resolve(lock);
+  for (;;) {
+    GateSay say = words;
+    complete_say(say);
+    if (say.word != Word::kRegister) {
+      said_ = describe(say);
+    }
+    const comm::RoundId round = control_->post(encode(say, sequencer_.shape(), group_.rank));
+    const GateMerged gate =
+        decode_gate(await(lock, round, std::string("the other ranks at ") + name_of(say.word)),
+                    sequencer_.shape());
+    const std::optional<std::string> error = gate_error(gate, group_.size);
+    if (gate.said(Word::kBackward)) {
+      join_pass(lock, gate, error);
+      report_failure(lock);
+      continue;
+    }
+    if (error) {
+      explain(lock, *error);
+    }
+    if (gate.said(Word::kRegister)) {
+      return gate;
+    }
+    if (gate.said(Word::kZeroGrad)) {
+      if (say.word == Word::kZeroGrad) {
+        return gate;
+      }
+      clear_windows(gate.zero_engines);
+    } else if (gate.said(Word::kValues)) {
+      if (say.word == Word::kValues) {
+        return gate;
+      }
+    } else if (gate.said(Word::kStep)) {
+      if (say.word == Word::kStep) {
+        return gate;
+      }
+      perform_step(lock, gate);  // this rank has left, and still owns its shards
+    } else {
+      return gate;  // all leave
+    }
+  }
+}
+
+}  // namespace tandem::engine

@@ -1,0 +1,126 @@
+// engine/engine.cpp: the public EngineBase over EngineCore.
+#include "engine/world_state.h"
+#include <tandem/engine.h>
+
+#include <cmath>
+#include <utility>
+
+namespace tandem {
+
+namespace {
+
+engine::Named named(NamedTensors tensors) {
+  engine::Named pairs;
+  for (NamedTensor& one : tensors) {
+    pairs.emplace_back(std::move(one.name), std::move(one.tensor));
+  }
+  return pairs;
+}
+
+void check_setting(const char* what, double value) {
+  if (!(value >= 0.0 && std::isfinite(value))) {
+    throw InvalidArgument(std::string(what) + " " + std::to_string(value) +
+                          "; it is finite and >= 0");
+  }
+}
+
+}  // namespace
+
+namespace detail {
+
+NamedTensors parameters_of(const torch::nn::Module& module) {
+  NamedTensors tensors;
+  for (const auto& item : module.named_parameters(/*recurse=*/true)) {
+    tensors.push_back({item.key(), item.value()});
+  }
+  return tensors;
+}
+
+NamedTensors buffers_of(const torch::nn::Module& module) {
+  NamedTensors tensors;
+  for (const auto& item : module.named_buffers(/*recurse=*/true)) {
+    tensors.push_back({item.key(), item.value()});
+  }
+  return tensors;
+}
+
+}  // namespace detail
+
+EngineBase::EngineBase(World& world,
+                       NamedTensors parameters,
+                       NamedTensors buffers,
+                       const EngineOptions& options)
+    : state_(std::make_shared<engine::EngineState>(
+          world.state_,
+          world.state_->register_engine(
+              named(std::move(parameters)), named(std::move(buffers)), options))) {}
+
+EngineBase::~EngineBase() = default;
+
+const std::string& EngineBase::name() const { return state_->core->name; }
+
+void EngineBase::track_tensor(const at::Tensor& output) {
+  state_->world->track(*state_->core, output);
+}
+
+void EngineBase::backward(const at::Tensor& loss, bool retain_graph) {
+  backward_prologue();
+  state_->world->backward(loss, retain_graph);
+}
+
+void EngineBase::backward_prologue() { state_->world->prologue(*state_->core); }
+
+void EngineBase::backward_epilogue() { state_->world->epilogue(); }
+
+std::int64_t EngineBase::prologues() const {
+  return state_->world->locked([&] { return state_->core->prologues; });
+}
+
+std::int64_t EngineBase::epilogues() const {
+  return state_->world->locked([&] { return state_->core->epilogues; });
+}
+
+void EngineBase::zero_grad() { state_->world->zero_grad(state_->core.get()); }
+
+void EngineBase::count_tokens(std::int64_t tokens) {
+  state_->world->count_tokens(state_->core.get(), tokens);
+}
+
+void EngineBase::set_learning_rate(double lr) {
+  check_setting("learning rate", lr);
+  state_->world->locked([&] { state_->core->shard->set_learning_rate(lr); });
+}
+
+void EngineBase::set_weight_decay(double weight_decay) {
+  check_setting("weight decay", weight_decay);
+  state_->world->locked([&] { state_->core->shard->set_weight_decay(weight_decay); });
+}
+
+double EngineBase::learning_rate() const {
+  return state_->world->locked([&] { return state_->core->tunables().lr; });
+}
+
+double EngineBase::weight_decay() const {
+  return state_->world->locked([&] { return state_->core->tunables().weight_decay; });
+}
+
+std::int64_t EngineBase::step_count(const std::string& parameter) const {
+  const engine::EngineCore& core = *state_->core;
+  for (std::size_t p = 0; p < core.infos.size(); ++p) {
+    if (core.infos[p].name == parameter) {
+      return state_->world->locked(
+          [&] { return core.shard->step_count(static_cast<std::int32_t>(p)); });
+    }
+  }
+  throw InvalidArgument("engine '" + core.name + "' owns no parameter '" + parameter + "'");
+}
+
+std::int64_t EngineBase::buckets() const {
+  return static_cast<std::int64_t>(state_->core->bucket_count());
+}
+
+std::uint64_t EngineBase::parameter_hash() const {
+  return state_->world->locked([&] { return engine::parameter_hash(*state_->core); });
+}
+
+}  // namespace tandem

@@ -1,0 +1,89 @@
+// engine/engine_core.h: what one engine consists of on one rank: geometry, memory, state, window.
+//
+// A plain struct on purpose: the world's lock covers it, and the files of this room (pass.cpp,
+// step.cpp, registration.cpp) read it from top to bottom. Queue jobs share it, so that memory lives
+// until they ran. Called by engine/world_state.
+#pragma once
+
+#include "comm/data_plane.h"
+#include "engine/messages.h"
+#include "hooks/pass_tracker.h"
+#include "zero/bucket_plan.h"
+#include "zero/flat_parameters.h"
+#include "zero/gradient_buckets.h"
+#include "zero/optimizer_shard.h"
+#include <tandem/options.h>
+#include <tandem/report.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace tandem::engine {
+
+/// An engine's gradients since its last step or zero_grad.
+struct Window {
+  std::int64_t passes = 0;  // that the engine took part in on any rank; the same on all ranks
+  std::int64_t pairs = 0;   // (rank, pass) pairs of those passes; the same on all ranks
+  std::int64_t tokens = 0;  // counted on this rank
+  bool counted = false;
+  Bits seen;                 // per parameter: arrived here
+  Bits fresh;                // per bucket: the accumulator holds nothing of this window yet
+  bool passed_over = false;  // another engine was stepped while this window held a pass
+
+  void clear(std::size_t parameters, std::size_t buckets);
+};
+
+struct EngineCore {
+  std::int32_t serial = 0;  // tag of its hooks; never used twice in a world
+  int index = 0;            // in the sequencer's tables
+  std::string name;
+  EngineOptions options;
+
+  std::vector<zero::ParameterInfo> infos;
+  std::vector<at::Tensor> buffers;
+  std::uint64_t layout_hash = 0;  // of layout_lines(): what must be equal on all ranks
+  zero::BucketPlan plan;
+  std::int64_t buffer_bytes = 0;  // packed behind the flat parameters
+
+  // In this order, so that they are destroyed before what they point to.
+  std::unique_ptr<comm::Channel> channel;
+  std::unique_ptr<zero::FlatParameters> parameters;
+  std::unique_ptr<zero::GradientBuckets> gradients;
+  std::unique_ptr<zero::OptimizerShard> shard;
+  std::unique_ptr<hooks::LeafHooks> hooks;  // null once the engine is gone
+
+  Window window;
+  bool armed = false;    // forward with gradients since it last took part or was stepped
+  bool reached = false;  // the prologue has run in the open pass
+  std::int64_t prologues = 0;
+  std::int64_t epilogues = 0;
+
+  [[nodiscard]] bool retired() const { return hooks == nullptr; }
+  [[nodiscard]] std::size_t parameter_count() const { return infos.size(); }
+  [[nodiscard]] std::size_t bucket_count() const { return plan.buckets.size(); }
+  [[nodiscard]] Tunables tunables() const;
+  void set_tunables(const Tunables& tunables);
+  void clear_window();
+  /// The bytes of one parameter on this rank, contiguous.
+  [[nodiscard]] const std::byte* bytes_of(std::size_t parameter) const;
+
+  /// Module buffers to and from their place behind the flat parameters.
+  void pack_buffers() const;
+  void unpack_buffers();
+};
+
+/// What must agree across ranks for an engine to be made: one line a fact, the name first.
+std::vector<std::string> layout_lines(const std::string& name,
+                                      const EngineOptions& options,
+                                      const std::vector<zero::ParameterInfo>& parameters,
+                                      const std::vector<std::string>& buffers);
+
+std::uint64_t hash_lines(const std::vector<std::string>& lines);
+std::uint64_t parameter_hash(const EngineCore& core);
+std::uint64_t combine_hashes(const std::vector<std::uint64_t>& hashes);
+
+}  // namespace tandem::engine

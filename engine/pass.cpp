@@ -1,0 +1,341 @@
+// engine/pass.cpp: one backward pass, from the hooks' events through the sequencer to launches.
+#include "engine/world_state.h"
+#include <tandem/error.h>
+
+#include <algorithm>
+#include <limits>
+
+namespace tandem::engine {
+
+// --- what precedes a pass ---
+
+void WorldState::track(EngineCore& core, const at::Tensor& output) {
+  if (!output.requires_grad()) {
+    return;
+  }
+  tracker_->track_output(core.serial, output);
+  const std::lock_guard lock(mutex_);
+  core.armed = true;
+}
+
+void WorldState::prologue(EngineCore& core) {
+  if (hooks::PassTracker::inside_graph_task()) {
+    tracker_->reach(core.serial);  // as a hook would
+    return;
+  }
+  check_usable();
+  const std::lock_guard lock(mutex_);
+  core.armed = true;
+}
+
+void WorldState::epilogue() {
+  if (!hooks::PassTracker::inside_graph_task()) {  // inside, the end of the pass runs it
+    resolve_pass();
+  }
+}
+
+void WorldState::push_hold(int change) {
+  const std::lock_guard lock(mutex_);
+  hold_depth_ += change;
+}
+
+void WorldState::push_only(const std::vector<const EngineCore*>& engines) {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::int32_t> serials;
+  for (const EngineCore* core : engines) {
+    serials.push_back(core->serial);
+  }
+  only_.push_back(std::move(serials));
+}
+
+void WorldState::pop_only() {
+  const std::lock_guard lock(mutex_);
+  only_.pop_back();
+}
+
+void WorldState::count_tokens(EngineCore* only, std::int64_t tokens) {
+  if (tokens < 0) {
+    throw InvalidArgument("count_tokens: " + std::to_string(tokens) + " tokens; a count is >= 0");
+  }
+  check_usable();
+  const std::lock_guard lock(mutex_);
+  for (const auto& core : cores_) {
+    if (core->retired() || (only != nullptr && core.get() != only)) {
+      continue;
+    }
+    if (core->window.tokens > std::numeric_limits<std::int64_t>::max() / group_.size - tokens) {
+      throw InvalidArgument("count_tokens: the count of engine '" + core->name + "' overflows");
+    }
+    core->window.tokens += tokens;
+    core->window.counted = true;
+  }
+}
+
+// --- the hooks' events, on the user's thread ---
+
+// The first hook of a pass. A touch: the previous close is resolved and its folds are done by all
+// ranks, so that no more than one pass's buckets are in flight.
+void WorldState::opened() {
+  guarded([&] {
+    Lock lock(mutex_);
+    wait_until_resolved(lock);
+    report_failure(lock);
+    check_parameters();
+    const std::vector<std::shared_ptr<EngineCore>> cores = cores_;
+    lock.unlock();
+    for (const auto& core : cores) {
+      if (core->channel) {
+        core->channel->wait_folded_by_all("reductions of the last pass", deadline());
+      }
+    }
+    lock.lock();
+
+    Opening opening;
+    opening.hold = hold_depth_ > 0;
+    for (const auto& core : cores_) {
+      const bool allowed = only_.empty() || std::find(only_.back().begin(), only_.back().end(),
+                                                      core->serial) != only_.back().end();
+      opening.allowed.push_back(allowed);
+      opening.armed.push_back(core->armed);
+      Bits& frozen = opening.frozen.emplace_back();
+      if (!core->retired()) {
+        for (const at::Tensor& tensor : core->parameters->tensors()) {
+          frozen.push_back(!tensor.requires_grad());
+        }
+      }
+      core->reached = false;
+    }
+    ++passes_;
+    abandoned_ = false;
+    GateSay say;
+    sequencer_.open(std::move(opening), say);
+    std::uint64_t only_hash = only_.empty() ? 1 : 2;
+    if (!only_.empty()) {
+      for (const auto& core : cores_) {
+        const auto& scope = only_.back();
+        only_hash = only_hash * 31 +
+                    (std::find(scope.begin(), scope.end(), core->serial) != scope.end() ? 3U : 5U);
+      }
+    }
+    say.only_hash = only_hash;
+    complete_say(say);
+    said_ = describe(say);
+    post_gate(say);
+  });
+}
+
+void WorldState::reached(std::int32_t serial) {
+  const std::lock_guard lock(mutex_);
+  EngineCore* core = live_core(serial);
+  if (core != nullptr && !core->reached) {
+    core->reached = true;
+    ++core->prologues;
+  }
+}
+
+// A gradient: copied once, into its bucket; then everything that has become complete is launched.
+void WorldState::arrived(std::int32_t serial, std::int32_t parameter, at::Tensor gradient) {
+  reached(serial);
+  const std::lock_guard lock(mutex_);
+  EngineCore* core = live_core(serial);
+  if (core == nullptr || broken_) {
+    return;
+  }
+  const Arrival place = sequencer_.classify(core->index, parameter);
+  if (place == Arrival::kDropped) {
+    return;
+  }
+  if (place == Arrival::kLate) {
+    core->gradients->put_late(parameter, gradient);
+  } else {
+    core->gradients->put_main(parameter, gradient, sequencer_.holds(core->index));
+  }
+  core->window.seen[static_cast<std::size_t>(parameter)] = true;
+  sequencer_.arrived(core->index, parameter, place);
+  if (sequencer_.gate_known()) {
+    launch_due();
+  } else {
+    advance();
+  }
+}
+
+void WorldState::closed() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& core : cores_) {
+    if (core->reached) {
+      core->reached = false;
+      ++core->epilogues;
+    }
+  }
+  if (!broken_ && sequencer_.in_pass() && !sequencer_.closed()) {
+    post_close(/*failed=*/false);
+    advance();
+    progress_wanted_.notify_all();
+  }
+}
+
+// From the destructor of what the graph task owned; any thread. The progress thread posts the
+// close.
+void WorldState::abandoned() noexcept {
+  abandoned_ = true;
+  progress_wanted_.notify_all();
+}
+
+// --- rounds of the pass ---
+
+void WorldState::post_gate(const GateSay& say) {
+  gate_round_ = control_->post(encode(say, sequencer_.shape(), group_.rank));
+  progress_wanted_.notify_all();
+}
+
+void WorldState::post_close(bool failed) {
+  close_round_ = control_->post(encode(sequencer_.close(failed), sequencer_.shape(), group_.rank));
+}
+
+// Takes what has been merged and launches what has become due. Never blocks. True if something
+// happened.
+bool WorldState::advance() {
+  if (!sequencer_.in_pass()) {
+    return false;
+  }
+  bool moved = false;
+  if (abandoned_ && !sequencer_.closed()) {
+    abandoned_ = false;
+    tracker_->disarm();
+    post_close(/*failed=*/true);
+    moved = true;
+  }
+  if (!sequencer_.gate_known()) {
+    if (const std::optional<comm::Message> message = control_->test(gate_round_)) {
+      const GateMerged gate = decode_gate(*message, sequencer_.shape());
+      gate_error_ = gate_error(gate, group_.size);
+      sequencer_.gate_merged(gate, gate_error_.has_value());
+      moved = true;
+    }
+  }
+  launch_due();
+  if (sequencer_.gate_known() && sequencer_.closed()) {
+    if (const std::optional<comm::Message> message = control_->test(close_round_)) {
+      finish_pass(decode_close(*message, sequencer_.shape()));
+      moved = true;
+    }
+  }
+  return moved;
+}
+
+void WorldState::finish_pass(const CloseMerged& close) {
+  const Resolution resolution = sequencer_.close_merged(close);
+  launch_due();
+  const auto at = [](const auto& core) { return static_cast<std::size_t>(core->index); };
+  abandoned_ = false;
+  if (resolution.failed) {
+    clear_windows(Bits(cores_.size(), true));
+    window_passes_ = 0;
+    const bool here = resolution.failed_ranks[static_cast<std::size_t>(group_.rank)];
+    if (!here && !gate_error_) {
+      std::string ranks;
+      for (std::size_t r = 0; r < resolution.failed_ranks.size(); ++r) {
+        if (resolution.failed_ranks[r]) {
+          ranks += (ranks.empty() ? "" : ", ") + std::to_string(r);
+        }
+      }
+      failure_ = std::make_exception_ptr(
+          BackwardFailed("backward pass " + std::to_string(passes_) + " failed on rank " + ranks +
+                         "; the windows of all engines were discarded, parameters and optimizer "
+                         "states are unchanged: "
+                         "repeat the window from its first pass"));
+    }
+  } else {
+    for (const Launch& late : resolution.late_to_main) {
+      cores_[static_cast<std::size_t>(late.engine)]->gradients->add_late_to_main(late.bucket);
+    }
+    bool counted = false;
+    for (const auto& core : cores_) {
+      if (resolution.took_engines[at(core)] && !core->retired()) {
+        ++core->window.passes;
+        core->window.pairs += resolution.ranks_in_pass;
+        counted = true;
+      }
+    }
+    window_passes_ += counted ? 1 : 0;
+  }
+  drop_retired();
+  progress_wanted_.notify_all();
+}
+
+// --- launches ---
+
+void WorldState::launch_due() {
+  const std::vector<Launch> due = sequencer_.take_launches();
+  try {
+    for (const Launch& one : due) {
+      launch(one);
+    }
+  } catch (const std::exception& error) {  // the other ranks make this launch
+    break_world(error.what());
+    throw;
+  }
+}
+
+// Publishes this rank's contribution and enqueues the fold of its own slice of everybody's.
+void WorldState::launch(const Launch& due) {
+  const std::shared_ptr<EngineCore>& core = cores_[static_cast<std::size_t>(due.engine)];
+  const auto bucket = static_cast<std::size_t>(due.bucket);
+  const kernels::Dtype wire =
+      due.fp32 ? kernels::Dtype::kFloat32 : core->plan.buckets[bucket].dtype;
+  const zero::Contribution mine = due.late ? core->gradients->take_late(due.bucket)
+                                           : core->gradients->take_main(due.bucket, wire);
+  const comm::PostId post = core->channel->post(mine.staging, mine.wire);
+  const kernels::Accumulator state =
+      core->window.fresh[bucket] ? kernels::Accumulator::kFresh : kernels::Accumulator::kContinue;
+  core->window.fresh[bucket] = false;
+  ++launches_;
+  queue_->enqueue([core, post, state, bucket = due.bucket, timeout = options_.timeout] {
+    const zero::Range slice = core->shard->slice(bucket);
+    core->channel->fold(post, slice.begin, slice.numel(), core->shard->accumulator(bucket), state,
+                        "bucket " + std::to_string(bucket), comm::Deadline::after(timeout));
+  });
+}
+
+// --- helpers ---
+
+EngineCore& WorldState::core_of(std::int32_t serial) const {
+  return *cores_[static_cast<std::size_t>(index_of_.at(serial))];
+}
+
+EngineCore* WorldState::live_core(std::int32_t serial) const {
+  const auto found = index_of_.find(serial);
+  if (found == index_of_.end()) {
+    return nullptr;
+  }
+  EngineCore* core = cores_[static_cast<std::size_t>(found->second)].get();
+  return core->retired() ? nullptr : core;
+}
+
+// Parameters must lie where the update writes and report to our hooks, or training would go on
+// silently without them.
+void WorldState::check_parameters() const {
+  for (const auto& core : cores_) {
+    if (core->retired()) {
+      continue;
+    }
+    const std::int32_t moved = core->parameters->first_moved();
+    if (moved >= 0) {
+      throw InvalidArgument(
+          "parameter '" + core->infos[static_cast<std::size_t>(moved)].name + "' of engine '" +
+          core->name +
+          "' was given other memory after the engine was made (torch::load, to(dtype), "
+          "set_data); load or convert a module before wrapping it");
+    }
+    const std::int32_t displaced = core->hooks->first_displaced();
+    if (displaced >= 0) {
+      throw InvalidArgument(
+          "parameter '" + core->infos[static_cast<std::size_t>(displaced)].name + "' of engine '" +
+          core->name +
+          "' was given another post-accumulate-grad hook after the engine was made; "
+          "register such hooks before wrapping the module");
+    }
+  }
+}
+
+}  // namespace tandem::engine

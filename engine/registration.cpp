@@ -1,0 +1,254 @@
+// engine/registration.cpp: engines come (agreed by all ranks) and go (at the same point of the
+// program).
+#include "engine/world_state.h"
+#include <tandem/error.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <sstream>
+#include <unordered_set>
+
+namespace tandem::engine {
+
+namespace {
+
+std::optional<kernels::Dtype> dtype_of(const at::Tensor& tensor) {
+  if (tensor.scalar_type() == at::kFloat) {
+    return kernels::Dtype::kFloat32;
+  }
+  if (tensor.scalar_type() == at::kBFloat16) {
+    return kernels::Dtype::kBFloat16;
+  }
+  return std::nullopt;
+}
+
+std::string what_is_wrong_with(const EngineOptions& options) {
+  if (options.stage != 1 && options.stage != 2) {
+    return "stage " + std::to_string(options.stage) + "; it is 1 or 2";
+  }
+  if (options.bucket_bytes <= 0) {
+    return "bucket_bytes " + std::to_string(options.bucket_bytes) + "; it is > 0";
+  }
+  try {
+    zero::check(options.optimizer);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return {};
+}
+
+std::string what_is_wrong_with(const std::string& name, const at::Tensor& tensor) {
+  std::string fault;
+  if (!tensor.defined()) {
+    return "parameter '" + name + "' is undefined";
+  }
+  if (!tensor.device().is_cpu()) {
+    fault = "is on " + tensor.device().str() + "; this version trains on the CPU";
+  } else if (tensor.layout() != at::kStrided) {
+    fault = "is not a dense tensor";
+  } else if (!dtype_of(tensor)) {
+    fault = std::string("has type ") + c10::toString(tensor.scalar_type()) +
+            "; float32 and bfloat16 are trained";
+  } else if (!tensor.is_leaf()) {
+    fault = "is the result of an operation; only leaves can be trained";
+  }
+  return fault.empty() ? fault : "parameter '" + name + "' " + fault;
+}
+
+}  // namespace
+
+std::shared_ptr<EngineCore> WorldState::register_engine(const Named& parameters,
+                                                        const Named& buffers,
+                                                        const EngineOptions& options) {
+  return guarded([&] {
+    Lock lock(mutex_);
+    auto core = std::make_shared<EngineCore>();
+    core->serial = next_serial_++;
+    core->options = options;
+    core->name = options.name.empty() ? "engine" + std::to_string(core->serial) : options.name;
+
+    // What this rank has to object is said in the gate, so that all ranks throw together.
+    std::string problem = what_is_wrong_with(options);
+    std::unordered_set<const void*>
+        owned;  // tied parameters have one owner: the first engine that has them
+    for (const auto& other : cores_) {
+      if (other->retired()) {
+        continue;
+      }
+      if (other->name == core->name && problem.empty()) {
+        problem = "the name is taken by another engine of this world";
+      }
+      for (const at::Tensor& tensor : other->parameters->tensors()) {
+        owned.insert(tensor.unsafeGetTensorImpl());
+      }
+    }
+    std::vector<at::Tensor> tensors;
+    std::set<std::string> names;
+    for (const auto& [name, tensor] : parameters) {
+      std::string fault = what_is_wrong_with(name, tensor);
+      if (fault.empty() && !names.insert(name).second) {
+        fault = "parameter name '" + name + "' is used twice";
+      }
+      if (!fault.empty()) {
+        problem = problem.empty() ? fault : problem;
+      } else if (owned.insert(tensor.unsafeGetTensorImpl()).second) {
+        core->infos.push_back({name, tensor.sizes().vec(), tensor.numel(), *dtype_of(tensor)});
+        tensors.push_back(tensor);
+      }
+    }
+    std::vector<std::string> buffer_lines;
+    for (const auto& [name, tensor] : buffers) {
+      if (!tensor.defined()) {
+        continue;  // BatchNorm without running statistics registers empty ones
+      }
+      if (!tensor.device().is_cpu() && problem.empty()) {
+        problem = "buffer '" + name + "' is on " + tensor.device().str() +
+                  "; this version trains on the CPU";
+      }
+      std::ostringstream line;
+      line << name << " " << c10::toString(tensor.scalar_type()) << " " << tensor.sizes();
+      buffer_lines.push_back(line.str());
+      core->buffers.push_back(tensor);
+      core->buffer_bytes += static_cast<std::int64_t>(tensor.nbytes());
+    }
+    said_ = layout_lines(core->name, options, core->infos, buffer_lines);
+    core->layout_hash = hash_lines(said_);
+    if (!problem.empty()) {
+      problem = "engine '" + core->name + "': " + problem;
+      said_.insert(said_.begin(), "refuses " + problem);
+    }
+
+    GateSay say;
+    say.word = Word::kRegister;
+    say.register_hash = hash_lines(said_);
+    agree(lock, say);  // Mismatch names the first line that differs
+    if (!problem.empty()) {
+      throw InvalidArgument(problem);
+    }
+
+    // Agreed: from here on whatever fails on one rank breaks the world.
+    sequencer_.compact();
+    drop_retired();
+    core->plan = zero::plan_buckets(core->infos, options.bucket_bytes);
+    comm::ChannelSpec spec = zero::GradientBuckets::channel_spec(core->plan, core->name);
+    spec.parameter_bytes = static_cast<std::size_t>(core->plan.flat_bytes + core->buffer_bytes);
+    spec.largest_staging =
+        std::max(spec.largest_staging, static_cast<std::size_t>(core->buffer_bytes) * 4);
+    spec.staging_slots += 2;
+    spec.posts_in_flight += 2;
+    core->channel = data_->open(spec, deadline());
+    core->parameters =
+        std::make_unique<zero::FlatParameters>(core->plan, core->channel->parameters(), tensors);
+    agree_on_values(*core);
+    core->parameters->touch(Bits(core->parameter_count(), true));
+    core->gradients = std::make_unique<zero::GradientBuckets>(core->plan, *core->channel);
+    core->shard = std::make_unique<zero::OptimizerShard>(
+        core->plan, group_, core->channel->parameters().get(), options.optimizer);
+    core->window.clear(core->parameter_count(), core->bucket_count());
+    core->hooks = tracker_->attach_leaves(core->serial, tensors);
+
+    EngineShape shape;
+    shape.name = core->name;
+    shape.bucket_of.assign(core->plan.bucket_of.begin(), core->plan.bucket_of.end());
+    shape.buckets = static_cast<int>(core->bucket_count());
+    shape.honours_hold = options.stage == 1;
+    sequencer_.add_engine(std::move(shape));
+    core->index = static_cast<int>(cores_.size());
+    index_of_[core->serial] = core->index;
+    cores_.push_back(core);
+
+    GateSay largest;
+    largest.tunables.resize(cores_.size());
+    largest.tokens.resize(cores_.size());
+    const comm::Message message = encode(largest, sequencer_.shape(), group_.rank);
+    const std::size_t close_words = static_cast<std::size_t>(sequencer_.shape().buckets);
+    const std::size_t norm_words = cores_.size() * kernels::Superaccumulator::kWords;
+    control_->reserve(8 * (message.ors.size() + message.mins.size() + message.maxs.size() +
+                           message.sums.size() + close_words + norm_words));
+    return core;
+  });
+}
+
+/// Every rank begins with rank 0's parameters and buffers, or shows that they are equal already.
+void WorldState::agree_on_values(EngineCore& core) {
+  if (group_.size == 1) {
+    return;
+  }
+  core.pack_buffers();
+  if (core.options.broadcast) {
+    const std::uint64_t gather = core.channel->post_gather();
+    const auto end = static_cast<std::size_t>(core.plan.flat_bytes + core.buffer_bytes);
+    core.channel->gather(
+        gather,
+        [&](int rank) {
+          return rank == 0 ? comm::ByteRange{0, end} : comm::ByteRange{};
+        },
+        "initial parameters", deadline());
+    core.channel->wait_gathered_by_all("initial parameters", deadline());
+    core.unpack_buffers();
+    return;
+  }
+  const std::vector<std::string> hashes =
+      rendezvous_->all_gather("comparing initial parameters of engine '" + core.name + "'",
+                              std::to_string(parameter_hash(core)), deadline());
+  for (std::size_t r = 1; r < hashes.size(); ++r) {
+    if (hashes[r] != hashes[0]) {
+      throw Mismatch("engine '" + core.name +
+                     "' was made with broadcast = false, but the parameters of rank " +
+                     std::to_string(r) +
+                     " differ from rank 0's; make them equal (seed, file) or leave "
+                     "broadcast on");
+    }
+  }
+}
+
+void WorldState::retire_engine(EngineCore& core) {
+  Lock lock(mutex_);
+  sequencer_.retire_engine(core.index);
+  core.hooks.reset();
+  core.armed = false;
+  core.window.clear(core.parameter_count(), core.bucket_count());
+  drop_retired();
+}
+
+// Gives back the memory of engines that are gone, once no pass may still launch their buckets.
+// Their numbers stay until the next registration, when all ranks drop them at the same point.
+void WorldState::drop_retired() {
+  if (sequencer_.in_pass()) {
+    return;
+  }
+  for (auto& core : cores_) {
+    if (core->retired() && core->channel) {
+      retired_wire_.reduce_bytes += static_cast<std::int64_t>(core->channel->reduced_bytes());
+      retired_wire_.gather_bytes += static_cast<std::int64_t>(core->channel->gathered_bytes());
+      // Folds that are still enqueued keep the old object, and with it the memory, until they ran.
+      auto husk = std::make_shared<EngineCore>();
+      husk->serial = core->serial;
+      husk->index = core->index;
+      husk->name = core->name;
+      husk->infos = core->infos;
+      husk->plan = core->plan;
+      core = std::move(husk);
+    }
+  }
+  if (static_cast<std::size_t>(sequencer_.shape().engines) == cores_.size()) {
+    return;
+  }
+  std::erase_if(cores_, [](const auto& core) { return core->retired(); });
+  index_of_.clear();
+  for (std::size_t i = 0; i < cores_.size(); ++i) {
+    cores_[i]->index = static_cast<int>(i);
+    index_of_[cores_[i]->serial] = cores_[i]->index;
+  }
+}
+
+std::uint64_t WorldState::world_hash() const {
+  std::vector<std::uint64_t> parts{sequencer_.order_hash()};
+  for (const auto& core : cores_) {
+    parts.push_back(core->retired() ? 0 : core->layout_hash);
+  }
+  return combine_hashes(parts);
+}
+
+}  // namespace tandem::engine

@@ -1,0 +1,339 @@
+// engine/step.cpp: the joint step. perform_step() is one step of training from top to bottom; what
+// it calls follows in the same order. Every branch is decided by merged messages, so all ranks take
+// the same one.
+#include "engine/world_state.h"
+#include "kernels/superaccumulator.h"
+#include <tandem/error.h>
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+
+namespace tandem::engine {
+
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+
+/// Steps after which staging that no pass needed goes back to the system.
+constexpr int kIdleSteps = 8;
+
+class Stopwatch {
+ public:
+  /// Seconds since construction or the last lap.
+  double lap() {
+    const auto now = std::chrono::steady_clock::now();
+    const double seconds = Seconds(now - last_).count();
+    last_ = now;
+    return seconds;
+  }
+
+ private:
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
+void parallel(std::int64_t count, const std::function<void(std::int64_t, std::int64_t)>& body) {
+  at::parallel_for(0, count, 1, body);
+}
+
+/// torch.nn.utils.clip_grad_norm_: max_norm / (norm + 1e-6), at most 1.
+double clip_factor(double norm, double clip_norm) {
+  return clip_norm > 0.0 ? std::min(1.0, clip_norm / (norm + 1e-6)) : 1.0;
+}
+
+}  // namespace
+
+struct WorldState::Part {
+  EngineCore* core = nullptr;
+  Bits seen;  // per parameter, on any rank; all false: the engine is left alone
+  bool unseen = true;
+  double denominator = 0.0;
+  kernels::Superaccumulator squares;  // raw sums
+};
+
+StepResult WorldState::step(const std::vector<const EngineCore*>& engines,
+                            std::optional<double> clip_norm) {
+  if (clip_norm && !(*clip_norm > 0.0 && std::isfinite(*clip_norm))) {
+    throw InvalidArgument("World::step: clip_norm " + std::to_string(*clip_norm) +
+                          "; it is finite and > 0, or not given");
+  }
+  return guarded([&] {
+    Lock lock(mutex_);
+    GateSay say;
+    say.word = Word::kStep;
+    say.step_engines.assign(cores_.size(), engines.empty());
+    for (const EngineCore* core : engines) {
+      auto bit = say.step_engines[static_cast<std::size_t>(core->index)];
+      if (bit) {
+        throw InvalidArgument("World::step: engine '" + core->name + "' is named twice");
+      }
+      bit = true;
+    }
+    for (const auto& core : cores_) {
+      if (core->retired()) {
+        say.step_engines[static_cast<std::size_t>(core->index)] = false;
+      }
+    }
+    say.clip_norm = clip_norm.value_or(0.0);
+    return perform_step(lock, agree(lock, say));
+  });
+}
+
+StepResult WorldState::perform_step(Lock& lock, const GateMerged& gate) {
+  StepResult result;
+  sequencer_.launch_held(gate.held_engines);  // what is held anywhere travels now
+  launch_due();
+  wait_for_reductions(result.times);
+
+  std::vector<Part> parts =
+      gather_parts(gate);           // who was seen by whom, and each engine's denominator
+  joint_norm(lock, parts, result);  // the same bits on all ranks and world sizes
+
+  const bool empty =
+      std::all_of(parts.begin(), parts.end(), [](const Part& p) { return p.unseen; });
+  if (empty) {
+    result.reason = StepReason::kEmpty;
+  } else if (!std::isfinite(result.norm)) {
+    result.reason =
+        StepReason::kNonFinite;  // parameters, moments and step counts stay as they were
+  } else {
+    result.clip_factor = clip_factor(result.norm, gate.clip_norm);
+    update_and_gather(parts, result);
+    result.reason = StepReason::kApplied;
+    result.applied = true;
+    ++updates_;
+  }
+
+  clear_windows(gate.step_engines);
+  for (const auto& core : cores_) {
+    core->window.passed_over = core->window.passes > 0;
+    if (core->channel) {
+      core->channel->trim(kIdleSteps);
+    }
+  }
+  result.updates = updates_;
+  return result;
+}
+
+void WorldState::wait_for_reductions(StepTimes& times) {
+  Stopwatch watch;
+  await_event(queue_->record(), "reductions before the step");
+  times.exposed = watch.lap();
+  const double busy = queue_->busy_seconds();
+  times.reduction = busy - std::exchange(busy_at_last_step_, busy);
+}
+
+std::vector<WorldState::Part> WorldState::gather_parts(const GateMerged& gate) const {
+  std::vector<Part> parts;
+  std::size_t first_parameter = 0;
+  for (const auto& core : cores_) {
+    const auto index = static_cast<std::size_t>(core->index);
+    const std::size_t begin = first_parameter;
+    first_parameter += core->parameter_count();
+    if (!gate.step_engines[index]) {
+      continue;
+    }
+    if (!core->retired()) {
+      core->shard->set_learning_rate(
+          gate.tunables[index].lr);  // a rank that has left takes the others'
+      core->shard->set_weight_decay(gate.tunables[index].weight_decay);
+    }
+    Part part;
+    part.core = core.get();
+    part.seen.assign(core->parameter_count(), false);
+    const Window& window = core->window;
+    for (std::size_t p = 0; p < part.seen.size(); ++p) {
+      part.seen[p] = gate.seen_parameters[begin + p];
+      part.unseen = part.unseen && !part.seen[p];
+    }
+    if (!part.unseen) {
+      switch (options_.average) {
+        case Average::kRanks:
+          part.denominator = static_cast<double>(window.pairs) / static_cast<double>(window.passes);
+          break;
+        case Average::kMicroBatches:
+          part.denominator = static_cast<double>(window.pairs);
+          break;
+        case Average::kTokens:
+          if (!gate.counted_engines[index]) {
+            throw InvalidArgument(
+                "World::step: gradients are averaged by tokens, but no rank counted any "
+                "for engine '" +
+                core->name + "' in this window; call count_tokens()");
+          }
+          part.denominator = static_cast<double>(gate.tokens[index]);
+          break;
+        case Average::kNone:
+          part.denominator = 1.0;
+          break;
+      }
+      if (part.denominator == 0.0) {  // counted, and zero: there is nothing to learn from
+        part.unseen = true;
+        part.seen.assign(part.seen.size(), false);
+      }
+    }
+    parts.push_back(std::move(part));
+  }
+  return parts;
+}
+
+void WorldState::joint_norm(Lock& lock, std::vector<Part>& parts, StepResult& result) {
+  Stopwatch watch;
+  comm::Message words;
+  for (Part& part : parts) {
+    if (!part.unseen) {
+      part.core->shard->add_sum_of_squares(part.seen, part.squares, parallel);
+    }
+    part.squares.normalize();
+    const auto mine = part.squares.words();
+    words.sums.insert(words.sums.end(), mine.begin(), mine.end());
+  }
+  const comm::Message merged =
+      await(lock, control_->post(words), "the other ranks' part of the joint norm");
+
+  double joint = 0.0;
+  bool common = true;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    Part& part = parts[i];
+    std::copy_n(
+        merged.sums.begin() + static_cast<std::ptrdiff_t>(i * kernels::Superaccumulator::kWords),
+        kernels::Superaccumulator::kWords, part.squares.words().begin());
+    EngineStep engine;
+    engine.name = part.core->name;
+    engine.passes = part.core->window.passes;
+    engine.parameters = std::count(part.seen.begin(), part.seen.end(), true);
+    if (!part.unseen) {
+      engine.denominator = part.denominator;
+      engine.finite = part.squares.nonfinite() == 0;
+      engine.norm = engine.finite ? std::sqrt(part.squares.value()) / std::abs(part.denominator)
+                                  : std::numeric_limits<double>::quiet_NaN();
+      joint += engine.norm * engine.norm;
+      common = common && (result.denominator == 0.0 || result.denominator == part.denominator);
+      result.denominator = part.denominator;
+    }
+    result.engines.push_back(std::move(engine));
+  }
+  result.norm = std::sqrt(joint);
+  result.denominator = common ? result.denominator : 0.0;
+  result.times.norm = watch.lap();
+}
+
+void WorldState::update_and_gather(std::vector<Part>& parts, StepResult& result) {
+  Stopwatch watch;
+  for (Part& part : parts) {
+    if (part.unseen) {
+      continue;  // not stepped, not decayed, not counted (I4)
+    }
+    EngineCore& core = *part.core;
+    if (core.window.passed_over && !warned_passed_over_) {
+      warned_passed_over_ = true;
+      std::fprintf(
+          stderr,
+          "tandem: engine '%s' is stepped with gradients that were there when another engine was "
+          "stepped; if they are not wanted, use World::only() in that pass or Engine::zero_grad() "
+          "(this is said once)\n",
+          core.name.c_str());
+    }
+    core.shard->begin_update(part.seen, result.clip_factor / part.denominator);
+    for (std::size_t b = 0; b < core.bucket_count(); ++b) {
+      const zero::BucketLayout& bucket = core.plan.buckets[b];
+      const bool stepped = std::any_of(bucket.placements.begin(), bucket.placements.end(),
+                                       [&](const zero::Placement& p) {
+                                         return part.seen[static_cast<std::size_t>(p.parameter)];
+                                       });
+      if (!stepped) {
+        continue;
+      }
+      core.shard->update(static_cast<std::int32_t>(b), parallel);
+      // The queue copies the peers' slices of this bucket while the next one is updated.
+      const std::uint64_t gather = core.channel->post_gather();
+      queue_->enqueue([&core, &bucket, b, gather, size = group_.size, until = deadline()] {
+        const std::size_t element = kernels::bytes_of(bucket.dtype);
+        core.channel->gather(
+            gather,
+            [&](int rank) {
+              const zero::Range slice = zero::slice_of({rank, size}, bucket.numel);
+              const auto base = static_cast<std::size_t>(bucket.flat_offset);
+              return comm::ByteRange{base + static_cast<std::size_t>(slice.begin) * element,
+                                     base + static_cast<std::size_t>(slice.end) * element};
+            },
+            "parameters of bucket " + std::to_string(b), until);
+      });
+    }
+  }
+  result.times.update = watch.lap();
+  await_event(queue_->record(), "gathering the updated parameters");
+  for (Part& part : parts) {
+    if (!part.unseen) {
+      exchange_buffers(*part.core);
+      part.core->channel->wait_gathered_by_all("updated parameters", deadline());
+      part.core->parameters->touch(part.seen);
+    }
+  }
+  busy_at_last_step_ = queue_->busy_seconds();  // gathers are no reductions
+  result.times.gather = watch.lap();
+}
+
+/// Module buffers follow the engine's policy after an applied step.
+void WorldState::exchange_buffers(EngineCore& core) {
+  if (core.buffers.empty() || group_.size == 1 || core.options.buffers == BufferPolicy::kLeave) {
+    return;
+  }
+  if (core.options.buffers == BufferPolicy::kAverage) {
+    average_buffers(core);
+  }
+  if (group_.rank == 0) {
+    core.pack_buffers();
+  }
+  const std::uint64_t gather = core.channel->post_gather();
+  const auto begin = static_cast<std::size_t>(core.plan.flat_bytes);
+  const auto end = begin + static_cast<std::size_t>(core.buffer_bytes);
+  core.channel->gather(
+      gather,
+      [&](int rank) {
+        return rank == 0 ? comm::ByteRange{begin, end} : comm::ByteRange{};
+      },
+      "module buffers", deadline());
+  core.unpack_buffers();
+}
+
+/// Floating-point buffers become their mean over ranks, summed in rank order in fp32; rank 0's copy
+/// of it is what exchange_buffers() then hands to everyone.
+void WorldState::average_buffers(EngineCore& core) {
+  std::int64_t numel = 0;
+  for (const at::Tensor& buffer : core.buffers) {
+    numel += buffer.is_floating_point() ? buffer.numel() : 0;
+  }
+  if (numel == 0) {
+    return;
+  }
+  comm::Staging staging = core.channel->acquire(static_cast<std::size_t>(numel) * sizeof(float));
+  const at::Tensor mine = at::from_blob(staging.data, {numel}, at::kFloat);
+  std::int64_t offset = 0;
+  for (const at::Tensor& buffer : core.buffers) {
+    if (buffer.is_floating_point()) {
+      mine.narrow(0, offset, buffer.numel()).copy_(buffer.detach().reshape({-1}));
+      offset += buffer.numel();
+    }
+  }
+  const comm::PostId post = core.channel->post(staging, kernels::Dtype::kFloat32);
+  const at::Tensor sum = at::empty({numel}, at::kFloat);
+  core.channel->fold(post, 0, numel, sum.data_ptr<float>(), kernels::Accumulator::kFresh,
+                     "module buffers", deadline());
+  sum.div_(group_.size);
+  offset = 0;
+  for (at::Tensor& buffer : core.buffers) {
+    if (buffer.is_floating_point()) {
+      buffer.detach().copy_(sum.narrow(0, offset, buffer.numel()).view(buffer.sizes()));
+      offset += buffer.numel();
+    }
+  }
+}
+
+}  // namespace tandem::engine

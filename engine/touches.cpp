@@ -1,0 +1,147 @@
+// engine/touches.cpp: the collective calls of a world that are no step: each resolves the last
+// pass, says its word and does what was agreed.
+#include "engine/world_state.h"
+#include <tandem/error.h>
+
+#include <algorithm>
+
+namespace tandem::engine {
+
+void WorldState::backward(const at::Tensor& loss, bool retain_graph) {
+  check_usable();
+  try {
+    loss.backward({}, retain_graph);
+  } catch (...) {
+    const std::exception_ptr original = std::current_exception();
+    Lock lock(mutex_);
+    if (sequencer_.in_pass() && !sequencer_.closed()) {
+      abandoned_ = true;
+      tracker_->disarm();
+    }
+    try {
+      wait_until_resolved(lock);
+      failure_ = nullptr;  // the original is the report
+    } catch (const std::exception& error) {
+      break_world(error.what());
+    }
+    std::rethrow_exception(original);
+  }
+  resolve_pass();
+}
+
+void WorldState::resolve_pass() {
+  guarded([&] {
+    Lock lock(mutex_);
+    resolve(lock);
+  });
+}
+
+std::int64_t WorldState::window() {
+  return guarded([&] {
+    Lock lock(mutex_);
+    // What a pass failed with is kept for the next call that throws it.
+    if (sequencer_.in_pass() && !sequencer_.closed() && !abandoned_) {
+      abandoned_ = true;
+      tracker_->disarm();
+    }
+    wait_until_resolved(lock);
+    return window_passes_;
+  });
+}
+
+double WorldState::value(ValueOp op, double value, int root) {
+  if (root < 0 || root >= group_.size) {
+    throw InvalidArgument("World::broadcast: root " + std::to_string(root) + " is no rank of " +
+                          std::to_string(group_.size));
+  }
+  return guarded([&] {
+    Lock lock(mutex_);
+    GateSay say;
+    say.word = Word::kValues;
+    say.value_op = op;
+    say.value_root = root;
+    say.value = value;
+    const GateMerged gate = agree(lock, say);
+    if (op == ValueOp::kBroadcast) {
+      return *gate.values[static_cast<std::size_t>(root)];
+    }
+    double sum = 0.0;
+    int count = 0;
+    for (const std::optional<double>& one : gate.values) {  // in rank order
+      if (one) {
+        sum += *one;
+        ++count;
+      }
+    }
+    return op == ValueOp::kMean ? sum / count : sum;
+  });
+}
+
+void WorldState::zero_grad(const EngineCore* only) {
+  guarded([&] {
+    Lock lock(mutex_);
+    GateSay say;
+    say.word = Word::kZeroGrad;
+    say.zero_engines.assign(cores_.size(), only == nullptr);
+    if (only != nullptr) {
+      say.zero_engines[static_cast<std::size_t>(only->index)] = true;
+    }
+    clear_windows(agree(lock, say).zero_engines);
+  });
+}
+
+void WorldState::clear_windows(const Bits& engines) {
+  for (const auto& core : cores_) {
+    if (engines[static_cast<std::size_t>(core->index)] && core->gradients != nullptr) {
+      core->clear_window();
+      core->armed = false;
+      sequencer_.clear_window(core->index);
+    }
+  }
+  const bool all_empty = std::all_of(cores_.begin(), cores_.end(), [](const auto& core) {
+    return core->retired() || core->window.passes == 0;
+  });
+  if (all_empty) {
+    window_passes_ = 0;
+  }
+}
+
+void WorldState::leave() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (left_ || closed_) {
+      return;
+    }
+  }
+  guarded([&] {
+    Lock lock(mutex_);
+    GateSay say;
+    say.word = Word::kLeave;
+    agree(lock, say);
+    left_ = true;
+  });
+}
+
+void WorldState::close() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_) {
+      return;
+    }
+    if (broken_) {
+      throw WorldBroken("this world is broken and cannot be closed in order: " + *broken_);
+    }
+  }
+  leave();
+  try {
+    rendezvous_->close(deadline());
+  } catch (const std::exception& error) {
+    const std::lock_guard lock(mutex_);
+    break_world(error.what());
+    throw;
+  }
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
+}
+
+}  // namespace tandem::engine

@@ -1,0 +1,161 @@
+// engine/world.cpp: the public World over WorldState.
+#include "comm/launcher.h"
+#include "engine/world_state.h"
+#include <tandem/engine.h>
+#include <tandem/world.h>
+
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <thread>
+#include <utility>
+
+namespace tandem {
+
+namespace {
+
+void check(const WorldOptions& options) {
+  if (options.timeout.count() <= 0) {
+    throw InvalidArgument("WorldOptions::timeout is " + std::to_string(options.timeout.count()) +
+                          " ms; it is > 0");
+  }
+  if (options.queue_delay_us < 0) {
+    throw InvalidArgument("WorldOptions::queue_delay_us is " +
+                          std::to_string(options.queue_delay_us) + "; it is >= 0");
+  }
+}
+
+}  // namespace
+
+World World::from_environment(const WorldOptions& options) {
+  check(options);
+  return World(std::make_shared<engine::WorldState>(
+      comm::rendezvous_from_environment(comm::Deadline::after(options.timeout)), options));
+}
+
+std::vector<World> World::in_process(int size, const WorldOptions& options) {
+  check(options);
+  if (size < 1) {
+    throw InvalidArgument("World::in_process: " + std::to_string(size) +
+                          " ranks; there is at least 1");
+  }
+  // Making a world is collective: each rank's side is made on a thread of its own.
+  std::vector<std::unique_ptr<comm::Rendezvous>> rendezvous = comm::make_thread_rendezvous(size);
+  std::vector<std::shared_ptr<engine::WorldState>> states(rendezvous.size());
+  std::vector<std::exception_ptr> errors(rendezvous.size());
+  std::vector<std::thread> threads;
+  for (std::size_t rank = 0; rank < rendezvous.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        states[rank] = std::make_shared<engine::WorldState>(std::move(rendezvous[rank]), options);
+      } catch (...) {
+        errors[rank] = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  std::vector<World> worlds;
+  for (std::size_t rank = 0; rank < states.size(); ++rank) {
+    if (errors[rank]) {
+      std::rethrow_exception(errors[rank]);
+    }
+    worlds.push_back(World(std::move(states[rank])));
+  }
+  return worlds;
+}
+
+World::World(std::shared_ptr<engine::WorldState> state)
+    : state_(std::move(state)), uncaught_at_birth_(std::uncaught_exceptions()) {}
+
+World::World(World&&) noexcept = default;
+
+World::~World() {
+  if (!state_ || state_->finished() || std::uncaught_exceptions() > uncaught_at_birth_) {
+    return;
+  }
+  try {
+    close();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "tandem: rank %d could not close its world: %s\n", rank(), error.what());
+  }
+}
+
+int World::rank() const { return state_->group().rank; }
+int World::size() const { return state_->group().size; }
+
+void World::backward(const at::Tensor& loss, bool retain_graph) {
+  state_->backward(loss, retain_graph);
+}
+
+StepResult World::step(const StepOptions& options) {
+  std::vector<const engine::EngineCore*> engines;
+  for (const EngineBase* engine : options.engines) {
+    engines.push_back(&core_of(engine, "World::step"));
+  }
+  return state_->step(engines, options.clip_norm);
+}
+
+void World::zero_grad() { state_->zero_grad(nullptr); }
+
+Scope World::hold() { return Scope(state_, Scope::Kind::kHold); }
+
+Scope World::only(std::initializer_list<const EngineBase*> engines) {
+  std::vector<const engine::EngineCore*> cores;
+  for (const EngineBase* engine : engines) {
+    cores.push_back(&core_of(engine, "World::only"));
+  }
+  state_->push_only(cores);
+  return Scope(state_, Scope::Kind::kOnly);
+}
+
+void World::count_tokens(std::int64_t tokens) { state_->count_tokens(nullptr, tokens); }
+
+double World::mean(double value) { return state_->value(engine::ValueOp::kMean, value, 0); }
+double World::sum(double value) { return state_->value(engine::ValueOp::kSum, value, 0); }
+bool World::any(bool value) {
+  return state_->value(engine::ValueOp::kAny, value ? 1.0 : 0.0, 0) > 0.0;
+}
+double World::broadcast(double value, int root) {
+  return state_->value(engine::ValueOp::kBroadcast, value, root);
+}
+
+std::int64_t World::window() { return state_->window(); }
+MemoryReport World::memory_report() const { return state_->memory_report(); }
+WireReport World::wire_report() const { return state_->wire_report(); }
+std::uint64_t World::parameter_hash() const { return state_->world_parameter_hash(); }
+void World::leave() { state_->leave(); }
+void World::close() { state_->close(); }
+
+const engine::EngineCore& World::core_of(const EngineBase* engine, const char* call) const {
+  if (engine == nullptr || engine->state_->world != state_) {
+    throw InvalidArgument(std::string(call) + ": " +
+                          (engine == nullptr
+                               ? "a null engine"
+                               : "engine '" + engine->name() + "' belongs to another world"));
+  }
+  return *engine->state_->core;
+}
+
+Scope::Scope(std::shared_ptr<engine::WorldState> state, Kind kind)
+    : state_(std::move(state)), kind_(kind) {
+  if (kind_ == Kind::kHold) {
+    state_->push_hold(+1);
+  }
+}
+
+Scope::Scope(Scope&& other) noexcept : state_(std::move(other.state_)), kind_(other.kind_) {}
+
+Scope::~Scope() {
+  if (!state_) {
+    return;
+  }
+  if (kind_ == Kind::kHold) {
+    state_->push_hold(-1);
+  } else {
+    state_->pop_only();
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,70 @@
+#include "engine/world_state.h"
+
+#include "comm/shared_control_plane.h"
+#include "comm/shared_data_plane.h"
+#include <tandem/error.h>
+
+#include <chrono>
+
+namespace tandem::engine {
+
+WorldState::WorldState(std::unique_ptr<comm::Rendezvous> rendezvous, const WorldOptions& options)
+    : options_(options),
+      rendezvous_(std::move(rendezvous)),
+      group_(rendezvous_->group()),
+      control_(comm::make_shared_control_plane(*rendezvous_, deadline())),
+      data_(comm::make_shared_data_plane(*rendezvous_, *control_)),
+      queue_(std::make_unique<kernels::Queue>(
+          "reductions",
+          kernels::QueueDelays{
+              options.queue_delay_seed * 1000003U + static_cast<std::uint64_t>(group_.rank),
+              options.queue_delay_us})),
+      sequencer_(group_.rank, group_.size),
+      tracker_(std::make_unique<hooks::PassTracker>(*this)),
+      progress_([this] { progress(); }) {}
+
+WorldState::~WorldState() {
+  tracker_.reset();  // no event from here on
+  if (!closed_ && !broken_) {
+    control_->abort("rank " + std::to_string(group_.rank) +
+                    " ended its world without close(), probably by an exception");
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  progress_wanted_.notify_all();
+  control_->wake();
+  progress_.join();
+  queue_.reset();  // what is enqueued ends by itself: peers are there, or the world is aborted
+}
+
+// Takes merged rounds of the open pass while the user's thread computes. It sleeps while there is
+// nothing to take, and keeps out while the user's thread waits for a round itself.
+void WorldState::progress() {
+  using namespace std::chrono_literals;
+  Lock lock(mutex_);
+  while (!stopping_) {
+    const bool outstanding =
+        sequencer_.in_pass() && (!sequencer_.gate_known() || sequencer_.closed() || abandoned_);
+    if (broken_ || touching_ > 0 || !outstanding) {
+      // A pass that dies is noted without the lock, so its note can be missed for one turn.
+      progress_wanted_.wait_for(lock, sequencer_.in_pass() ? 20ms : 1000ms);
+      continue;
+    }
+    const std::uint32_t seen = control_->change();
+    try {
+      if (advance()) {
+        continue;
+      }
+    } catch (const std::exception& error) {
+      break_world(error.what());
+      continue;
+    }
+    lock.unlock();
+    control_->wait_for_change(seen, comm::Clock::now() + 20ms);
+    lock.lock();
+  }
+}
+
+}  // namespace tandem::engine

@@ -1,0 +1,234 @@
+// engine/world_state.h: one rank's side of a world: its planes, its queue, its engines and the open
+// pass.
+//
+// Who does what. The user's thread runs backward (and with it pass.cpp), touches (touches.cpp)
+// and steps (step.cpp). The queue's thread folds buckets. The progress thread takes merged rounds
+// while the user's thread computes, so that launches do not wait for the next gradient. One lock
+// covers everything below; nobody holds it while sleeping on a plane, but for the step, during
+// which nobody else needs it.
+//
+// W1 Rounds are posted under the lock, in order; no gate before the previous close is resolved.
+// W2 Between the gate of a pass and its close this rank waits for nothing (I5).
+// W3 Once broken, every call says so; a broken world never communicates again.
+// Files: world_state.cpp (life, progress), agreement.cpp (gates, waits, errors), touches.cpp (the
+// small collective calls), pass.cpp (hooks to sequencer to launches), step.cpp (the step),
+// registration.cpp (engines come and go), reports.cpp.
+#pragma once
+
+#include "comm/control_plane.h"
+#include "comm/data_plane.h"
+#include "comm/rendezvous.h"
+#include "engine/engine_core.h"
+#include "engine/messages.h"
+#include "engine/sequencer.h"
+#include "hooks/pass_tracker.h"
+#include "kernels/queue.h"
+#include <tandem/error.h>
+#include <tandem/options.h>
+#include <tandem/report.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace tandem::engine {
+
+using Named = std::vector<std::pair<std::string, at::Tensor>>;
+
+class WorldState : public hooks::PassSink {
+ public:
+  WorldState(std::unique_ptr<comm::Rendezvous> rendezvous, const WorldOptions& options);
+  /// Stops the threads; tells the peers if the world was never closed; waits for nobody.
+  ~WorldState() override;
+  WorldState(const WorldState&) = delete;
+  WorldState& operator=(const WorldState&) = delete;
+  WorldState(WorldState&&) = delete;
+  WorldState& operator=(WorldState&&) = delete;
+
+  [[nodiscard]] comm::Group group() const { return group_; }
+
+  // --- touches.cpp ---
+  void backward(const at::Tensor& loss, bool retain_graph);
+  void resolve_pass();
+  double value(ValueOp op, double value, int root);
+  void zero_grad(const EngineCore* only);  // null: all
+  std::int64_t window();
+  void leave();
+  void close();
+  [[nodiscard]] bool finished() const;  // closed or broken
+
+  // --- step.cpp ---
+  StepResult step(const std::vector<const EngineCore*>& engines, std::optional<double> clip_norm);
+
+  // --- registration.cpp ---
+  std::shared_ptr<EngineCore> register_engine(const Named& parameters,
+                                              const Named& buffers,
+                                              const EngineOptions& options);
+  void retire_engine(EngineCore& core);
+
+  // --- pass.cpp ---
+  void track(EngineCore& core, const at::Tensor& output);
+  void prologue(EngineCore& core);
+  void epilogue();
+  void push_hold(int change);
+  void push_only(const std::vector<const EngineCore*>& engines);
+  void pop_only();
+  void count_tokens(EngineCore* core, std::int64_t tokens);  // null: all
+
+  // hooks::PassSink
+  void opened() override;
+  void reached(std::int32_t serial) override;
+  void arrived(std::int32_t serial, std::int32_t parameter, at::Tensor gradient) override;
+  void closed() override;
+  void abandoned() noexcept override;
+
+  // --- reports.cpp ---
+  [[nodiscard]] MemoryReport memory_report() const;
+  [[nodiscard]] WireReport wire_report() const;
+  [[nodiscard]] std::uint64_t world_parameter_hash() const;
+
+  /// Runs `read` under the lock: for accessors of one engine.
+  template <class Read>
+  auto locked(Read&& read) const {
+    const std::lock_guard lock(mutex_);
+    return read();
+  }
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+
+  // agreement.cpp
+  void check_usable() const;
+  [[nodiscard]] comm::Deadline deadline() const { return comm::Deadline::after(options_.timeout); }
+  comm::Message await(Lock& lock, comm::RoundId round, const std::string& what);
+  void await_event(const kernels::Event& event, const std::string& what);
+  void wait_until_resolved(Lock& lock);
+  void resolve(Lock& lock);
+  void report_failure(Lock& lock);
+  GateMerged agree(Lock& lock, const GateSay& words);
+  void join_pass(Lock& lock, const GateMerged& gate, const std::optional<std::string>& error);
+  [[noreturn]] void explain(Lock& lock, const std::string& error);
+  [[noreturn]] void time_out(const std::string& what, const std::vector<int>& missing);
+  void complete_say(GateSay& say) const;
+  [[nodiscard]] std::vector<std::string> describe(const GateSay& say) const;
+  void clear_windows(const Bits& engines);
+  /// Runs a collective call; what breaks it on this rank breaks the world.
+  template <class Body>
+  auto guarded(Body&& body);
+  void break_world(const std::string& text) noexcept;
+
+  // pass.cpp
+  bool advance();
+  void post_gate(const GateSay& say);
+  void post_close(bool failed);
+  void finish_pass(const CloseMerged& close);
+  void launch_due();
+  void launch(const Launch& launch);
+  [[nodiscard]] EngineCore& core_of(std::int32_t serial) const;
+  [[nodiscard]] EngineCore* live_core(std::int32_t serial) const;
+  void check_parameters() const;
+
+  // step.cpp
+  StepResult perform_step(Lock& lock, const GateMerged& gate);
+  struct Part;  // one engine's part of a step
+  std::vector<Part> gather_parts(const GateMerged& gate) const;
+  void wait_for_reductions(StepTimes& times);
+  void joint_norm(Lock& lock, std::vector<Part>& parts, StepResult& result);
+  void update_and_gather(std::vector<Part>& parts, StepResult& result);
+  void exchange_buffers(EngineCore& core);
+  void average_buffers(EngineCore& core);
+
+  // registration.cpp
+  void drop_retired();
+  void agree_on_values(EngineCore& core);
+  [[nodiscard]] std::uint64_t world_hash() const;
+
+  // world_state.cpp
+  void progress();
+
+  const WorldOptions options_;
+  const std::unique_ptr<comm::Rendezvous> rendezvous_;
+  const comm::Group group_;
+  std::unique_ptr<comm::ControlPlane> control_;
+  std::unique_ptr<comm::DataPlane> data_;
+  std::unique_ptr<kernels::Queue> queue_;  // folds during backward, gathers during the step
+
+  mutable std::mutex mutex_;
+  Sequencer sequencer_;
+  std::vector<std::shared_ptr<EngineCore>>
+      cores_;  // as in the sequencer's tables; retired ones too
+  std::unordered_map<std::int32_t, int> index_of_;  // serial to index
+  std::int32_t next_serial_ = 0;
+
+  // the open pass
+  comm::RoundId gate_round_ = 0;
+  comm::RoundId close_round_ = 0;
+  std::int64_t passes_ = 0;                // of this world, for messages
+  std::optional<std::string> gate_error_;  // of the open or the last pass; explained at a touch
+  std::vector<std::string> said_;          // what this rank said last, for explanations
+  std::exception_ptr failure_;             // to be thrown at the next touch
+  std::atomic<bool> abandoned_{false};     // the open pass died
+
+  int hold_depth_ = 0;
+  std::vector<std::vector<std::int32_t>> only_;  // serials of each scope; the last one counts
+  std::int64_t window_passes_ = 0;
+  std::int64_t updates_ = 0;
+  std::int64_t launches_ = 0;
+  WireReport retired_wire_;  // of engines that are gone
+  double busy_at_last_step_ = 0.0;
+  bool warned_passed_over_ = false;
+  bool left_ = false;
+  bool closed_ = false;
+  std::optional<std::string> broken_;
+
+  std::condition_variable progress_wanted_;
+  int touching_ = 0;  // the user's thread takes rounds itself; the progress thread keeps out
+  bool stopping_ = false;
+  std::unique_ptr<hooks::PassTracker> tracker_;
+  std::thread progress_;  // last: starts when everything above is there
+};
+
+/// What an EngineBase holds; its end takes the engine out of the world.
+struct EngineState {
+  std::shared_ptr<WorldState> world;
+  std::shared_ptr<EngineCore> core;
+
+  EngineState(std::shared_ptr<WorldState> w, std::shared_ptr<EngineCore> c)
+      : world(std::move(w)), core(std::move(c)) {}
+  ~EngineState() { world->retire_engine(*core); }
+  EngineState(const EngineState&) = delete;
+  EngineState& operator=(const EngineState&) = delete;
+  EngineState(EngineState&&) = delete;
+  EngineState& operator=(EngineState&&) = delete;
+};
+
+template <class Body>
+auto WorldState::guarded(Body&& body) {
+  check_usable();
+  try {
+    return body();
+  } catch (const InvalidArgument&) {
+    throw;  // refused before anything was said, or agreed by all ranks: nothing broke
+  } catch (const Mismatch&) {
+    throw;
+  } catch (const BackwardFailed&) {
+    throw;
+  } catch (const std::exception& error) {
+    break_world(error.what());
+    throw;
+  }
+}
+
+}  // namespace tandem::engine

@@ -1,0 +1,72 @@
+// hooks/pass_state.h: which graph tasks belong to the open pass, which are refused, and when it
+// ends.
+//
+// One object a tracker, shared by the tracker and, weakly, by every hook and every end of a graph
+// task, so that tracker, leaves and graphs may die in any order.
+//
+// S1 A graph task is known from its first hook to its end or death: the end callback that it then
+// owns
+//    holds a TaskEnd, whose destructor tells. So what is kept about tasks never accumulates.
+// S2 The sink is never called with mutex_ held: it may ask the tracker anything from inside an
+// event. Called by pass_tracker.cpp and leaf_hooks.cpp only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+
+namespace tandem::hooks {
+
+class PassSink;
+
+class PassState : public std::enable_shared_from_this<PassState> {
+ public:
+  enum class Verdict {
+    kDeliver,  // the graph task belongs to the open pass
+    kDrop,     // it was refused, or its pass is over without it
+    kLeave,    // the tracker is gone
+  };
+  struct Entry {
+    Verdict verdict;
+    PassSink* sink;  // set for kDeliver
+  };
+
+  explicit PassState(PassSink& sink) : sink_(&sink) {}
+
+  /// To be called by every hook, inside its graph task: opens a pass, joins the open one, or throws
+  /// if the task is refused just now. `engine` is for the message.
+  Entry enter(std::int32_t engine);
+  void disarm();
+  /// From now on nothing calls the sink.
+  void leave_sink();
+
+  [[nodiscard]] bool open() const;
+  [[nodiscard]] bool opened_by_this_thread() const;
+  [[nodiscard]] std::size_t known_tasks() const;
+
+ private:
+  class TaskEnd;
+  struct Task {
+    std::thread::id thread;  // of its first hook
+    bool joined;             // else it was refused, or its pass is over without it
+  };
+
+  [[nodiscard]] bool find_entry(int task, Entry* entry) const;
+  void open_pass(int task, PassSink& sink);
+  void task_ended(int task);
+  void task_died(int task) noexcept;
+  void forget_pass();
+
+  std::mutex entering_;  // held while a graph task is admitted, opened() included
+  mutable std::mutex mutex_;
+  // Under mutex_:
+  PassSink* sink_;
+  std::unordered_map<int, Task> tasks_;
+  std::size_t joined_ = 0;  // the pass is open while this is not 0
+  std::thread::id opener_;
+};
+
+}  // namespace tandem::hooks

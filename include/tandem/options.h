@@ -1,0 +1,77 @@
+// tandem/options.h: what a world, an engine and a step can be told. Every member has a default, so
+// that designated initialisers read well: Engine(world, net, {.name = "critic", .stage = 1}).
+#pragma once
+
+#include <tandem/optimizer.h>
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tandem {
+
+class EngineBase;
+
+/// What a window's gradient is divided by, once, in the update. R is the number of ranks that ran a
+/// pass, P the passes of the window that the engine took part in, pairs the (rank, pass) pairs of
+/// those passes (R * P if even), N the tokens counted on all ranks.
+///
+/// | value          | divisor         | fits |
+/// |----------------|-----------------|------------------------------------------------------------|
+/// | kRanks         | pairs / P       | one pass a step, or several losses that add up (DDP's way)
+/// | | kMicroBatches  | pairs           | several micro-batches a step, each with a mean loss | |
+/// kTokens        | N               | losses that are sums over tokens; see count_tokens()       |
+/// | kNone          | 1               | losses that are scaled already |
+enum class Average : std::uint8_t { kRanks, kMicroBatches, kTokens, kNone };
+
+struct WorldOptions {
+  // --- changes results ---
+  /// Divisor of every engine's gradients.
+  Average average = Average::kRanks;
+
+  // --- changes when an error is raised ---
+  /// Longest wait for other ranks before Timeout; > 0.
+  std::chrono::milliseconds timeout = std::chrono::minutes(10);
+
+  // --- test instruments: change timing only ---
+  /// Largest pseudo-random pause, in microseconds, before each job of each queue; 0 for none.
+  std::int64_t queue_delay_us = 0;
+  /// Seed of those pauses (the rank is mixed in).
+  std::uint64_t queue_delay_seed = 0;
+};
+
+/// What becomes of module buffers (BatchNorm's running statistics) at each applied step.
+enum class BufferPolicy : std::uint8_t {
+  kBroadcast,  // rank 0's values go to every rank
+  kAverage,    // floating-point buffers become the mean over ranks (others: rank 0's)
+  kLeave,      // every rank keeps its own
+};
+
+struct EngineOptions {
+  // --- changes results ---
+  /// Unique among the engines of a world; names errors, reports and files. Empty: "engine<N>".
+  std::string name = {};
+  Optimizer optimizer = AdamW{};
+  /// 1: sharded optimizer states, and World::hold() is honoured. 2: sharded gradients as well:
+  /// every pass is reduced, hold() has no effect on this engine.
+  int stage = 2;
+  /// Copies rank 0's parameters and buffers to every rank when the engine is made. Without it the
+  /// ranks must already hold equal values: they are compared, and a difference is an error.
+  bool broadcast = true;
+  BufferPolicy buffers = BufferPolicy::kBroadcast;
+
+  // --- changes speed only ---
+  /// Size at which gradients are cut into buckets, in bytes, > 0.
+  std::int64_t bucket_bytes = 25 * 1024 * 1024;
+};
+
+struct StepOptions {
+  /// Largest joint gradient norm over the engines of this step, > 0; nothing: no clipping.
+  std::optional<double> clip_norm = std::nullopt;
+  /// Engines that step, the same on every rank; empty: all.
+  std::vector<EngineBase*> engines = {};
+};
+
+}  // namespace tandem

@@ -1,0 +1,142 @@
+// tandem/world.h: the ranks that train together, and what their engines do jointly.
+#pragma once
+
+#include <tandem/error.h>
+#include <tandem/options.h>
+#include <tandem/report.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace at {
+class Tensor;
+}
+
+namespace tandem {
+
+class EngineBase;
+
+namespace engine {
+class WorldState;
+struct EngineCore;
+}  // namespace engine
+
+/// A scope: see World::hold() and World::only(). Scopes end in the reverse order of their making,
+/// on the thread that made them.
+class [[nodiscard]] Scope {
+ public:
+  Scope(Scope&& other) noexcept;
+  ~Scope();
+  Scope(const Scope&) = delete;
+  Scope& operator=(const Scope&) = delete;
+  Scope& operator=(Scope&&) = delete;
+
+ private:
+  friend class World;
+  enum class Kind : std::uint8_t { kHold, kOnly };
+  Scope(std::shared_ptr<engine::WorldState> state, Kind kind);
+  std::shared_ptr<engine::WorldState> state_;  // null when moved from
+  Kind kind_;
+};
+
+/// The ranks of one run. Owns communicators, queues, the order of collectives and the registration
+/// of engines; nothing is global, so worlds may be made one after another.
+///
+/// Thread safety: one thread at a time, the one that calls backward. Calls marked collective are
+/// made by every rank, in the same order; ranks that are still in a backward pass, or have run out
+/// of data, are waited for or joined as docs/agreement.md says. Every collective call may throw
+/// Timeout, Mismatch, BackwardFailed and WorldBroken.
+class World {
+ public:
+  /// Under mpirun or srun: its ranks. Started alone: one rank. Collective. Throws SystemError if a
+  /// launcher says more ranks than there are (N silent worlds of one), if ranks sit on several
+  /// hosts, or if MPI cannot serve threads.
+  static World from_environment(const WorldOptions& options = {});
+
+  /// `size` ranks in this process, one for each thread that the caller runs. For tests and
+  /// debugging.
+  static std::vector<World> in_process(int size, const WorldOptions& options = {});
+
+  World(World&&) noexcept;
+  /// Calls close() unless the stack is unwinding or the world is broken; never throws.
+  ~World();
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+  World& operator=(World&&) = delete;
+
+  [[nodiscard]] int rank() const;
+  [[nodiscard]] int size() const;
+
+  // --- training ---
+
+  /// loss.backward(), then the pass is resolved at once: if it failed on any rank, every rank
+  /// throws (the original exception where it was thrown, BackwardFailed elsewhere). Plain
+  /// loss.backward() does as well and learns of failures elsewhere at the next collective call.
+  void backward(const at::Tensor& loss, bool retain_graph = false);
+
+  /// The joint step. Waits for the reductions, takes one norm and one verdict over the engines of
+  /// the step, updates this rank's shards and gathers parameters, which are safe to use when it
+  /// returns. Engines that no pass reached are left alone. Collective; a rank that has run out of
+  /// data just calls it, others' passes are then counted as zeros here. The windows of the stepped
+  /// engines are empty afterwards, applied or not. Throws InvalidArgument (clip_norm not > 0, an
+  /// engine of another world or twice).
+  StepResult step(const StepOptions& options = {});
+
+  /// Empties the windows of all engines (or of one: Engine::zero_grad) on all ranks. Collective.
+  void zero_grad();
+
+  /// While the scope lives, passes of stage-1 engines are summed locally, in fp32, and travel once,
+  /// with the first later pass or the step. Honoured in a pass if every rank that runs it holds.
+  Scope hold();
+
+  /// While the scope lives, gradients arriving at other engines are dropped and nothing of theirs
+  /// is reduced (a GAN's generator pass). The same on all ranks, or an error.
+  Scope only(std::initializer_list<const EngineBase*> engines);
+
+  /// Adds `tokens` (>= 0) to the count of the current window, for every engine; see
+  /// Average::kTokens.
+  void count_tokens(std::int64_t tokens);
+
+  // --- small joint values: each rank's are combined in rank order, in double; the same result on
+  // all ranks. Collective. Ranks that are at their step join without a value. ---
+
+  [[nodiscard]] double mean(double value);  // over the ranks that called it
+  [[nodiscard]] double sum(double value);
+  [[nodiscard]] bool any(bool value);
+  /// `value` of rank `root`, which must take part.
+  [[nodiscard]] double broadcast(double value, int root = 0);
+
+  // --- looking ---
+
+  /// Passes held by the current windows, after resolving the last one: 0 after a failed pass
+  /// (repeat the window from its first pass) or after a step or zero_grad that emptied all windows.
+  /// A touch, not collective by itself.
+  [[nodiscard]] std::int64_t window();
+
+  [[nodiscard]] MemoryReport memory_report() const;
+  [[nodiscard]] WireReport wire_report() const;
+  /// XXH3 over the names of engines and the names, shapes, types and bits of their parameters on
+  /// this rank, in registration order. Equal on all ranks after a step. Not collective.
+  [[nodiscard]] std::uint64_t parameter_hash() const;
+
+  /// No more steps from this rank; the others go on. A rank that has left still takes its part in
+  /// their passes and steps (it owns shards) and returns when all ranks have left. Collective in
+  /// that sense.
+  void leave();
+
+  /// The orderly end: leave(), then the communicators are closed. Idempotent.
+  void close();
+
+ private:
+  friend class EngineBase;
+  explicit World(std::shared_ptr<engine::WorldState> state);
+  [[nodiscard]] const engine::EngineCore& core_of(const EngineBase* engine, const char* call) const;
+  std::shared_ptr<engine::WorldState> state_;
+  int uncaught_at_birth_ = 0;
+};
+
+}  // namespace tandem

@@ -1,0 +1,33 @@
+// kernels/cpu_kernels.h: the table of CPU kernels that exists once per instruction set.
+//
+// C1 cpu/kernels_isa.cpp is compiled once per level; nothing but its table leaves the object, so
+//    that no code for a newer machine is reached except through the table.
+// C2 All tables give the same bits.
+// Called by fold.cpp, norm.cpp and update.cpp, which check their arguments, and by tests.
+#pragma once
+
+#include "kernels/fold.h"
+#include "kernels/isa.h"
+#include "kernels/update.h"
+
+#include <cstdint>
+
+namespace tandem::kernels {
+
+struct CpuKernels {
+  /// fold.h; slices[0, count).
+  void (*fold)(
+      const Slice* slices, std::int64_t count, std::int64_t numel, float* acc, Accumulator state);
+  /// norm.h; numel <= kNormBlock.
+  double (*block_sum_of_squares)(const float* x, std::int64_t numel);
+  /// update.h.
+  void (*update_adamw)(const AdamWUpdate& functor, const UpdateArrays& arrays);
+  void (*update_sgd)(const SgdUpdate& functor, const UpdateArrays& arrays);
+};
+
+/// The table of one of available_isas().
+[[nodiscard]] const CpuKernels& cpu_kernels(Isa isa);
+/// The table of current_isa().
+[[nodiscard]] const CpuKernels& cpu_kernels();
+
+}  // namespace tandem::kernels

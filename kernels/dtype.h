@@ -1,0 +1,14 @@
+// kernels/dtype.h: the element types that parameters, gradients and wires may have.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tandem::kernels {
+
+enum class Dtype : std::uint8_t { kFloat32 = 0, kBFloat16 = 1 };
+
+constexpr std::size_t bytes_of(Dtype dtype) { return dtype == Dtype::kFloat32 ? 4 : 2; }
+constexpr const char* name_of(Dtype dtype) { return dtype == Dtype::kFloat32 ? "fp32" : "bf16"; }
+
+}  // namespace tandem::kernels

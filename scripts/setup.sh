@@ -1,0 +1,217 @@
+# shellcheck shell=bash
+# Shared by scripts/demo and scripts/test (sourced, not run): installs what is missing, configures and
+# builds. Everything is skipped that is already there, so that a second run costs milliseconds.
+#
+#   tandem_setup                      Debian packages, and LibTorch in .venv unless TANDEM_LIBTORCH is set
+#   tandem_build PRESET [-D...] -- TARGET...   configures (if need be) and builds
+#   tandem_mpirun N COMMAND...        runs a command on N ranks; tandem_mpirun_command N sets MPIRUN instead
+#
+# Nothing is written outside the tree except by apt-get. What apt-get and pip say goes to
+# .cache/setup.log and is shown only when they fail.
+
+TANDEM_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+TANDEM_PACKAGES=(g++ cmake ninja-build ccache libopenmpi-dev openmpi-bin libcli11-dev
+  nlohmann-json3-dev libxxhash-dev libgtest-dev libgmock-dev python3-venv clang-format)
+# LibTorch's wheel, without its Python dependencies, and the two CUDA libraries that even its CPU library
+# links, in the release that it was built against (CUDA 13.0.2).
+TANDEM_WHEELS=(torch==2.11.0 nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
+TANDEM_LOG=$TANDEM_ROOT/.cache/setup.log
+
+tandem_say() { printf '==> %s\n' "$*" >&2; }
+
+tandem_fail() {
+  printf 'error: %s\n' "$1" >&2
+  shift
+  if (($# > 0)); then printf '  %s\n' "$@" >&2; fi
+  exit 1
+}
+
+# tandem_stage TEXT COMMAND...: one line for one stage, with the seconds it took; the log's end if it fails.
+tandem_stage() {
+  local text=$1 start=$SECONDS
+  shift
+  printf '==> %s ... ' "$text" >&2
+  if "$@" >>"$TANDEM_LOG" 2>&1 </dev/null; then
+    printf '%d s\n' $((SECONDS - start)) >&2
+    return 0
+  fi
+  printf 'failed after %d s\n' $((SECONDS - start)) >&2
+  # Addresses of mirrors say nothing about what is wrong; the whole text is in the log.
+  tail -n 15 "$TANDEM_LOG" | sed -E "s#https?://[^ )]*#(address)#g; s#host='[^']*'#(address)#g; s/^/    /" >&2
+  return 1
+}
+
+# One set-up or build at a time: two would write the same files. Held until tandem_unlock.
+tandem_lock() {
+  mkdir -p "$TANDEM_ROOT/.cache"
+  command -v flock >/dev/null || return 0
+  exec 9>"$TANDEM_ROOT/.cache/lock"
+  if ! flock --nonblock 9; then
+    tandem_say "another set-up or build of this tree is running: waiting for it"
+    flock 9
+  fi
+}
+tandem_unlock() { exec 9>&-; }
+
+# One call for all: this runs at each start.
+tandem_missing_packages() {
+  local installed package
+  installed=$(dpkg-query --show --showformat='${Package} ${db:Status-Status}\n' "${TANDEM_PACKAGES[@]}" 2>/dev/null || true)
+  for package in "${TANDEM_PACKAGES[@]}"; do
+    [[ $'\n'$installed$'\n' == *$'\n'"$package installed"$'\n'* ]] || echo "$package"
+  done
+}
+
+tandem_install_packages() {
+  if ! command -v dpkg-query >/dev/null; then
+    local tool absent=()
+    for tool in g++ cmake ninja mpirun python3 clang-format; do
+      command -v "$tool" >/dev/null || absent+=("$tool")
+    done
+    if ((${#absent[@]} > 0)); then
+      tandem_fail "this system has no Debian packages, and these tools are missing: ${absent[*]}" \
+        "Install by hand what these Debian 12 packages hold, then run again:" "${TANDEM_PACKAGES[*]}"
+    fi
+    return 0
+  fi
+
+  local missing as_root=()
+  mapfile -t missing < <(tandem_missing_packages)
+  ((${#missing[@]} > 0)) || return 0
+  if ! command -v apt-get >/dev/null; then
+    tandem_fail "apt-get is not there, and these packages are missing: ${missing[*]}" \
+      "Install them by hand, then run again."
+  fi
+  if ((EUID != 0)); then
+    if ! command -v sudo >/dev/null; then
+      tandem_fail "these packages are missing, and installing them takes root or sudo: ${missing[*]}" \
+        "As root: apt-get install ${missing[*]}"
+    fi
+    tandem_say "sudo is used to install Debian packages: ${missing[*]}"
+    sudo -v || tandem_fail "sudo was refused" "As root: apt-get install ${missing[*]}"
+    as_root=(sudo)
+  fi
+  as_root+=(env DEBIAN_FRONTEND=noninteractive)
+  tandem_stage "Debian's package lists" "${as_root[@]}" apt-get update ||
+    tandem_say "the lists could not be renewed; trying with those that are there"
+  tandem_stage "Debian packages: ${missing[*]}" \
+    "${as_root[@]}" apt-get install --yes --no-install-recommends "${missing[@]}" ||
+    tandem_fail "apt-get could not install: ${missing[*]}" "Install them by hand, then run again."
+}
+
+tandem_check_libtorch() {
+  local file
+  for file in include/ATen/ATen.h lib/libtorch_cpu.so; do
+    if [[ ! -e $TANDEM_LIBTORCH/$file ]]; then
+      tandem_fail "TANDEM_LIBTORCH is '$TANDEM_LIBTORCH', which lacks $file" \
+        "Set it to a LibTorch folder (the one with include/ and lib/), 2.11 or newer," \
+        "or unset it: LibTorch is then installed into .venv."
+    fi
+  done
+  # The build keeps the path: it must hold from any working folder.
+  TANDEM_LIBTORCH=$(cd "$TANDEM_LIBTORCH" && pwd)
+  export TANDEM_LIBTORCH
+}
+
+tandem_install_libtorch() {
+  local venv=$TANDEM_ROOT/.venv stamp=$TANDEM_ROOT/.venv/tandem-wheels wanted=${TANDEM_WHEELS[*]} python
+  # The stamp is written last: an interrupted installation is taken up again.
+  if [[ -f $stamp && $(<"$stamp") == "$wanted" ]] &&
+    compgen -G "$venv/lib/python3*/site-packages/torch/lib/libtorch_cpu.so" >/dev/null; then
+    return 0
+  fi
+  # Debian's python3-venv belongs to /usr/bin/python3, which need not be the first in PATH.
+  python=/usr/bin/python3
+  [[ -x $python ]] || python=$(command -v python3) || tandem_fail "python3 is missing: install it, then run again"
+  if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+    tandem_stage "Python environment .venv" "$python" -m venv --clear "$venv" ||
+      tandem_fail "$python could not make the environment $venv" "On Debian it needs the package python3-venv."
+  fi
+  tandem_stage "LibTorch (1.2 GB) into .venv: ${TANDEM_WHEELS[*]}" \
+    "$venv/bin/python" -m pip install --no-deps --no-input --disable-pip-version-check --progress-bar off \
+    "${TANDEM_WHEELS[@]}" ||
+    tandem_fail "pip could not install LibTorch" \
+      "Without a package index: unpack a LibTorch archive and set TANDEM_LIBTORCH to its folder." \
+      "All that was said: $TANDEM_LOG"
+  printf '%s\n' "$wanted" >"$stamp"
+}
+
+tandem_setup() {
+  tandem_lock
+  : >"$TANDEM_LOG"
+  # A wrong folder is said before anything is installed.
+  if [[ -n ${TANDEM_LIBTORCH:-} ]]; then tandem_check_libtorch; fi
+  tandem_install_packages
+  if [[ -z ${TANDEM_LIBTORCH:-} ]]; then tandem_install_libtorch; fi
+  tandem_unlock
+}
+
+# Compile jobs: one a core, as far as memory goes (a file that includes LibTorch takes up to 2 GB).
+tandem_jobs() {
+  local cores memory_kib jobs
+  cores=$(nproc)
+  memory_kib=$(awk '/^MemAvailable:/ {print $2}' /proc/meminfo 2>/dev/null || true)
+  jobs=$((${memory_kib:-2097152} / 2097152))
+  ((jobs >= 1)) || jobs=1
+  echo $((jobs < cores ? jobs : cores))
+}
+
+# tandem_build PRESET [CMAKE ARGUMENT...] [-- TARGET...]; sets BUILD_DIR. Arguments that begin with -D
+# make a build folder of their own, so that one preset's folder never changes its meaning.
+tandem_build() {
+  local preset=$1 suffix="" arguments=() wanted start
+  shift
+  while (($# > 0)) && [[ $1 != -- ]]; do
+    arguments+=("$1")
+    suffix+="${1//[^A-Za-z0-9]/_}"
+    shift
+  done
+  if (($# > 0)); then shift; fi
+  BUILD_DIR=$TANDEM_ROOT/build/$preset$suffix
+  arguments+=("-DTANDEM_LIBTORCH=${TANDEM_LIBTORCH:-}")
+  wanted="$preset ${arguments[*]}"
+
+  tandem_lock
+  if [[ ! -f $BUILD_DIR/build.ninja || $(cat "$BUILD_DIR/tandem-configured" 2>/dev/null) != "$wanted" ]]; then
+    tandem_say "configuring ${BUILD_DIR#"$TANDEM_ROOT"/}"
+    (cd "$TANDEM_ROOT" && cmake --preset "$preset" -B "$BUILD_DIR" "${arguments[@]}") >"$TANDEM_LOG" 2>&1 </dev/null || {
+      sed 's/^/    /' "$TANDEM_LOG" >&2
+      tandem_fail "cmake could not configure the preset $preset"
+    }
+    printf '%s\n' "$wanted" >"$BUILD_DIR/tandem-configured"
+  fi
+  start=$SECONDS
+  if [[ -f $BUILD_DIR/.ninja_log ]]; then
+    tandem_say "building ${*:-everything} in ${BUILD_DIR#"$TANDEM_ROOT"/}"
+  else
+    tandem_say "building ${*:-everything} in ${BUILD_DIR#"$TANDEM_ROOT"/}: the first time takes minutes"
+  fi
+  cmake --build "$BUILD_DIR" --parallel "$(tandem_jobs)" ${1:+--target "$@"} >&2 </dev/null ||
+    tandem_fail "the build failed: see above"
+  tandem_say "built in $((SECONDS - start)) s"
+  tandem_unlock
+}
+
+# Sets MPIRUN to the launcher's command for N ranks. Open MPI refuses root and more ranks than cores
+# unless told otherwise; unbound, because by default it pins each of two ranks to one core, together with
+# the thread that reduces for it. Threads: the cores are shared out, at least one a rank, unless
+# OMP_NUM_THREADS is set.
+tandem_mpirun_command() {
+  local ranks=$1 threads
+  threads=$(($(nproc) / ranks))
+  ((threads >= 1)) || threads=1
+  export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$threads}
+  export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+  MPIRUN=(mpirun)
+  if mpirun --version 2>/dev/null | grep -q 'Open MPI\|OpenRTE'; then
+    MPIRUN+=(--oversubscribe --bind-to none)
+  fi
+  MPIRUN+=(-np "$ranks")
+}
+
+tandem_mpirun() {
+  local MPIRUN
+  tandem_mpirun_command "$1"
+  shift
+  "${MPIRUN[@]}" "$@"
+}

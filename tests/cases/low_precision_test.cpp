@@ -1,0 +1,100 @@
+// Cases: updates and sums in bf16 that were rounded away, one by one.
+#include "tests/support/models.h"
+#include "tests/support/thread_world.h"
+#include <tandem/tandem.h>
+
+#include <torch/types.h>
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <optional>
+
+namespace tandem::testing {
+namespace {
+
+using ScaleEngine = Engine<std::shared_ptr<Scale>>;
+
+ScaleEngine number(World& world, double value, const Optimizer& optimizer, int stage = 2) {
+  return {world,
+          std::make_shared<Scale>(1, value, at::kBFloat16),
+          {.name = "net", .optimizer = optimizer, .stage = stage}};
+}
+
+void pass(ScaleEngine& net, double gradient) {
+  net.forward(torch::full({1}, gradient, torch::kFloat32)).sum().backward();
+}
+
+double value_of(const ScaleEngine& net) { return net.ptr()->w.item<double>(); }
+
+// w = 1, learning rate 6e-4, 100 unit gradients: 1 - 0.06 = 0.94; without masters 1.0 - 6e-4 rounds
+// to 1.0 each time. bf16 below 1 is spaced 2^-8: the nearest to 0.94 is within half of that.
+TEST(Cases, N12_TinyUpdatesAreNotLost) {
+  on_ranks(patient(), [](World& world) {
+    auto net = number(world, 1.0, Sgd{.lr = 6e-4});
+    for (int i = 0; i < 100; ++i) {
+      pass(net, 1.0);
+      world.step();
+    }
+    EXPECT_NEAR(value_of(net), 0.94, 0.5 / 256 + 1e-5);
+  });
+}
+
+// Decay of 1e-4 a step, 1,000 steps: 0.9999^1000 = 0.9048; in bf16 alone it would stay 1.
+TEST(Cases, N12_TinyDecayIsNotLost) {
+  on_ranks(patient(), [](World& world) {
+    auto net = number(world, 1.0, AdamW{.lr = 1.0, .weight_decay = 1e-4});
+    for (int i = 0; i < 1000; ++i) {
+      pass(net, 0.0);
+      world.step();
+    }
+    EXPECT_NEAR(value_of(net), std::pow(0.9999, 1000), 0.5 / 256 + 1e-4);
+  });
+}
+
+// 1 + 512 * 2^-9 = 2, where each addition alone is half of bf16's spacing above 1.
+TEST(Cases, N12_HalfUnitUpdatesAddUp) {
+  on_ranks(patient(), [](World& world) {
+    auto net = number(world, 1.0, Sgd{.lr = 1.0});
+    for (int i = 0; i < 512; ++i) {
+      pass(net, -std::ldexp(1.0, -9));
+      world.step();
+    }
+    EXPECT_EQ(value_of(net), 2.0);
+  });
+}
+
+// 301 gradients of 1.0 in one window. A bf16 sum stops at 256; a sum rounded at the end gives 300
+// or 302. -301 itself is no bf16 number: halves away from zero it shows as -302, and one more +1 as
+// -300.
+void expect_301(World& world, int stage, bool hold) {
+  auto net = number(world, 0.0, Sgd{.lr = 1.0}, stage);
+  for (int i = 0; i < 301; ++i) {
+    std::optional<Scope> scope;
+    if (hold) {
+      scope.emplace(world.hold());
+    }
+    pass(net, 1.0);
+  }
+  const StepResult result = world.step();
+  EXPECT_EQ(result.denominator, world.size());
+  EXPECT_EQ(result.norm, 301.0);
+  EXPECT_EQ(value_of(net), -302.0);
+  pass(net, -1.0);
+  world.step();
+  EXPECT_EQ(value_of(net), -300.0);
+}
+
+TEST(Cases, N12_301GradientsOfOneAre301) {
+  on_ranks(patient(), [](World& world) {
+    expect_301(world, 2, false);
+    expect_301(world, 1, false);
+  });
+}
+
+TEST(Cases, N12_301HeldGradientsOfOneAre301) {
+  on_ranks(patient(), [](World& world) { expect_301(world, 1, true); });
+}
+
+}  // namespace
+}  // namespace tandem::testing

@@ -1,0 +1,181 @@
+// Both planes between processes, found by MPI. One rank needs no MPI.
+#include "comm/launcher.h"
+#include "comm/shared_control_plane.h"
+#include "comm/shared_data_plane.h"
+#include "tests/comm/thread_ranks.h"
+#include <tandem/error.h>
+
+#include <gmock/gmock.h>
+
+#include <cstring>
+#include <sys/resource.h>
+
+#if TANDEM_HAVE_MPI
+#include "comm/mpi_rendezvous.h"
+#endif
+
+namespace tandem::comm {
+namespace {
+
+using kernels::Accumulator;
+using kernels::Dtype;
+using testing::HasSubstr;
+
+std::unique_ptr<Rendezvous> make_rendezvous() {
+#if TANDEM_HAVE_MPI
+  return make_mpi_rendezvous(patient());
+#else
+  return make_self_rendezvous();
+#endif
+}
+
+Message wait_message(ControlPlane& plane, RoundId round) {
+  const Deadline deadline = patient();
+  while (!deadline.passed()) {
+    const std::uint32_t seen = plane.change();
+    if (auto message = plane.test(round)) return *message;
+    plane.wait_for_change(seen, deadline.at);
+  }
+  throw Timeout("round " + std::to_string(round));
+}
+
+TEST(Processes, GatherTextsAndSeeEachOthersMemory) {
+  const auto rendezvous = make_rendezvous();
+  const auto [rank, size] = rendezvous->group();
+  const auto text = [](int of) {
+    return std::string(static_cast<std::size_t>(of) * 1000, 't') + ".";
+  };
+  const auto texts = rendezvous->all_gather("texts", text(rank), patient());
+  ASSERT_EQ(texts.size(), static_cast<std::size_t>(size));
+  for (int of = 0; of < size; ++of) EXPECT_EQ(texts[static_cast<std::size_t>(of)], text(of));
+
+  const auto mine = Segment::create("test", Segment::kPage);
+  mine->commit(0, 1);
+  mine->data()[3] = static_cast<std::byte>(rank + 1);
+  const auto all = rendezvous->exchange("segments", mine, patient());
+  for (int of = 0; of < size; ++of) {
+    EXPECT_EQ(all[static_cast<std::size_t>(of)]->data()[3], static_cast<std::byte>(of + 1));
+  }
+  rendezvous->close(patient());
+}
+
+TEST(Processes, WorldsAreMadeOneAfterAnother) {
+  for (int world = 0; world < 3; ++world) {
+    const auto rendezvous = rendezvous_from_environment(patient());
+    const auto control = make_shared_control_plane(*rendezvous, patient());
+    const auto merged = wait_message(*control, control->post(Message{{}, {}, {}, {world}}));
+    EXPECT_EQ(merged.sums, std::vector<std::int64_t>{world * control->group().size});
+    rendezvous->close(patient());
+  }
+}
+
+TEST(Processes, RoundsFoldsAndGathersAgreeUnderRandomPauses) {
+  const auto rendezvous = make_rendezvous();
+  const auto [rank, size] = rendezvous->group();
+  const auto control = make_shared_control_plane(*rendezvous, patient());
+  const auto plane = make_shared_data_plane(*rendezvous, *control);
+  constexpr std::int64_t kNumel = 20000;
+  const auto channel = plane->open(ChannelSpec{.name = "critic",
+                                               .parameter_bytes = kNumel * sizeof(float),
+                                               .largest_staging = kNumel * sizeof(float),
+                                               .staging_slots = 2,
+                                               .posts_in_flight = 2},
+                                   patient());
+  auto* const parameters = reinterpret_cast<float*>(channel->parameters().get());
+  const auto part = [size = size](int of) {
+    return ByteRange{static_cast<std::size_t>(kNumel * of / size) * sizeof(float),
+                     static_cast<std::size_t>(kNumel * (of + 1) / size) * sizeof(float)};
+  };
+  const std::int64_t begin = kNumel * rank / size;
+  const std::int64_t numel = kNumel * (rank + 1) / size - begin;
+  // Thirds do not add up the same in another order.
+  const auto value = [](int of, int step, std::int64_t i) {
+    return static_cast<float>(i % 1000 + step) / 3.0F * static_cast<float>(of * 37 + 1);
+  };
+  Pauses pause(rank, 500);
+  std::vector<float> acc(static_cast<std::size_t>(numel));
+  for (int step = 0; step < 200; ++step) {
+    if (step % 4 == 0) pause();
+    const Staging staging = channel->acquire(kNumel * sizeof(float));
+    for (std::int64_t i = 0; i < kNumel; ++i) {
+      reinterpret_cast<float*>(staging.data)[i] = value(rank, step, i);
+    }
+    const PostId post = channel->post(staging, Dtype::kFloat32);
+    channel->fold(post, begin, numel, acc.data(), Accumulator::kFresh, "bucket", patient());
+    channel->wait_gathered_by_all("before the update", patient());
+    std::memcpy(parameters + begin, acc.data(), acc.size() * sizeof(float));
+    const std::uint64_t gather = channel->post_gather();
+    channel->gather(gather, part, "parameters", patient());
+    for (std::int64_t i = 0; i < kNumel; i += 97) {
+      float expected = 0.0F;
+      for (int of = 0; of < size; ++of) expected += value(of, step, i);
+      ASSERT_EQ(parameters[i], expected) << "element " << i << ", step " << step;
+    }
+    const auto merged =
+        wait_message(*control, control->post(Message{{1ULL << rank}, {}, {}, {step}}));
+    ASSERT_EQ(merged.ors[0], (1ULL << size) - 1);
+    ASSERT_EQ(merged.sums[0], std::int64_t{step} * size);
+    channel->wait_folded_by_all("staging", patient());
+  }
+  rendezvous->close(patient());
+}
+
+TEST(Processes, MemoryThatOneRankCannotHaveIsTheSameErrorOnAll) {
+  const auto rendezvous = make_rendezvous();
+  const auto [rank, size] = rendezvous->group();
+  const auto control = make_shared_control_plane(*rendezvous, patient());
+  const auto plane = make_shared_data_plane(*rendezvous, *control);
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  if (rank == size - 1) {
+    const rlimit small{1 << 20, before.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &small);
+  }
+  std::string text;
+  try {
+    plane->open(ChannelSpec{.name = "critic", .parameter_bytes = 8 << 20}, patient());
+  } catch (const OutOfMemory& error) {
+    text = error.what();
+  }
+  setrlimit(RLIMIT_FSIZE, &before);
+  EXPECT_THAT(text, HasSubstr("rank " + std::to_string(size - 1) + ": shared memory"));
+  for (const std::string& other : rendezvous->all_gather("texts", text, patient())) {
+    EXPECT_EQ(other, text);
+  }
+  rendezvous->close(patient());
+}
+
+TEST(Processes, AnAbortReachesTheOtherProcesses) {
+  const auto rendezvous = make_rendezvous();
+  const auto [rank, size] = rendezvous->group();
+  const auto control = make_shared_control_plane(*rendezvous, patient());
+  const auto plane = make_shared_data_plane(*rendezvous, *control);
+  const auto channel = plane->open(ChannelSpec{.name = "critic", .posts_in_flight = 1}, patient());
+  if (rank == 0) {
+    control->abort("rank 0 gave up");
+  } else {
+    const PostId post = channel->post({}, Dtype::kFloat32);
+    EXPECT_THROW(channel->fold(post, 0, 0, nullptr, Accumulator::kContinue, "bucket", patient()),
+                 WorldBroken);
+  }
+  EXPECT_THROW(wait_message(*control, control->post(Message{})), WorldBroken);
+  EXPECT_EQ(control->aborted(), "rank 0 gave up");
+  rendezvous->close(patient());
+}
+
+TEST(Processes, ARankThatDoesNotComeIsATimeout) {
+  const auto rendezvous = make_rendezvous();
+  const auto [rank, size] = rendezvous->group();
+  if (size == 1 || rank != 0) return;  // they do not come
+  const auto begin = Clock::now();
+  try {
+    rendezvous->all_gather("opening engine 'a'", "", soon());
+    ADD_FAILURE() << "met ranks that were not there";
+  } catch (const Timeout& error) {
+    EXPECT_THAT(error.what(), HasSubstr("opening engine 'a'"));
+  }
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(20));
+}
+
+}  // namespace
+}  // namespace tandem::comm

@@ -1,0 +1,299 @@
+// tests/support/oracle.cpp: the loop that all oracles share, and the two that step with
+// torch::optim.
+#include "tests/support/oracle.h"
+
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+#include <torch/types.h>
+
+#include <cmath>
+#include <limits>
+#include <unordered_map>
+#include <variant>
+
+namespace tandem::testing {
+namespace {
+
+/// fp32 -> bf16, halves away from zero.
+at::Tensor rounded_to(at::ScalarType dtype, const at::Tensor& master) {
+  if (dtype == at::kFloat) {
+    return master.clone();
+  }
+  const at::Tensor bits = master.contiguous().view(torch::kInt32);
+  return at::bitwise_right_shift(bits + 0x8000, 16).to(torch::kInt16).view(at::kBFloat16);
+}
+
+void clear_gradients(const std::vector<at::Tensor>& parameters) {
+  for (const at::Tensor& parameter : parameters) {
+    parameter.mutable_grad().reset();
+  }
+}
+
+std::unique_ptr<torch::optim::Optimizer> torch_optimizer(std::vector<at::Tensor> masters,
+                                                         const Optimizer& settings) {
+  if (const auto* adamw = std::get_if<AdamW>(&settings)) {
+    return std::make_unique<torch::optim::AdamW>(std::move(masters),
+                                                 torch::optim::AdamWOptions(adamw->lr)
+                                                     .betas({adamw->beta1, adamw->beta2})
+                                                     .eps(adamw->eps)
+                                                     .weight_decay(adamw->weight_decay));
+  }
+  const auto& sgd = std::get<Sgd>(settings);
+  return std::make_unique<torch::optim::SGD>(
+      std::move(masters),
+      torch::optim::SGDOptions(sgd.lr).momentum(sgd.momentum).weight_decay(sgd.weight_decay));
+}
+
+double rate_of(const Optimizer& settings) {
+  return std::visit([](const auto& optimizer) { return optimizer.lr; }, settings);
+}
+
+class TorchOracle : public Oracle {
+ public:
+  TorchOracle(const Scenario& scenario, int world_size) : Oracle(scenario, world_size) {
+    for (std::size_t net = 0; net < nets_.size(); ++net) {
+      std::vector<at::Tensor> own;
+      for (std::size_t i = 0; i < masters_.size(); ++i) {
+        if (owner_[i] == static_cast<std::int32_t>(net)) {
+          own.push_back(masters_[i]);
+        }
+      }
+      optimizers_.push_back(own.empty() ? nullptr
+                                        : torch_optimizer(own, scenario_.engines[net].optimizer));
+    }
+  }
+
+ protected:
+  void update(int index, const WindowGradients& window, double) override {
+    clear_gradients(masters_);
+    for (std::size_t i = 0; i < masters_.size(); ++i) {
+      if (window.sums[i].defined()) {
+        masters_[i].mutable_grad() = window.sums[i] / window.denominators[owner_[i]];
+      }
+    }
+    if (scenario_.clip_norm) {
+      torch::nn::utils::clip_grad_norm_(masters_, *scenario_.clip_norm);
+    }
+    for (std::size_t net = 0; net < nets_.size(); ++net) {
+      if (!optimizers_[net]) {
+        continue;
+      }
+      const double lr = rate_of(scenario_.engines[net].optimizer) * scenario_.schedule(index);
+      optimizers_[net]->param_groups()[0].options().set_lr(lr);
+      optimizers_[net]->step();
+    }
+  }
+
+ private:
+  std::vector<std::unique_ptr<torch::optim::Optimizer>> optimizers_;
+};
+
+class WholeOracle : public TorchOracle {
+ public:
+  using TorchOracle::TorchOracle;
+
+ protected:
+  WindowGradients gradients(int index) override {
+    // The split run only says what the sum is divided by; its sums are replaced.
+    WindowGradients window = Oracle::gradients(index);
+    at::Tensor total;
+    for (int rank = 0; rank < world_size_; ++rank) {
+      for (int pass = 0; pass < scenario_.passes(index, rank, world_size_); ++pass) {
+        const Place place{index, pass, rank, world_size_};
+        scenario_.prepare(nets_, place);
+        for (const at::Tensor& loss : scenario_.losses(nets_, place)) {
+          total = total.defined() ? total + loss.to(at::kFloat) : loss.to(at::kFloat);
+        }
+      }
+    }
+    clear_gradients(parameters_);
+    if (total.defined()) {
+      total.backward();
+    }
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      const at::Tensor gradient = parameters_[i].grad();
+      window.sums[i] = gradient.defined() ? gradient.detach().to(at::kFloat) : at::Tensor();
+    }
+    clear_gradients(parameters_);
+    return window;
+  }
+};
+
+}  // namespace
+
+Oracle::Oracle(const Scenario& scenario, int world_size)
+    : scenario_(scenario), world_size_(world_size), nets_(scenario.nets()) {
+  parameters_ = unique_parameters(nets_);
+  std::unordered_map<const void*, std::int32_t> owner;
+  for (std::size_t net = nets_.size(); net-- > 0;) {
+    for (const NamedTensor& parameter : nets_[net].parameters()) {
+      owner[parameter.tensor.unsafeGetTensorImpl()] = static_cast<std::int32_t>(net);
+    }
+  }
+  for (const at::Tensor& parameter : parameters_) {
+    owner_.push_back(owner.at(parameter.unsafeGetTensorImpl()));
+    masters_.push_back(parameter.detach().to(at::kFloat).clone().requires_grad_());
+  }
+  denominators_.assign(nets_.size(), 0.0);
+}
+
+WindowGradients Oracle::gradients(int index) {
+  // gradient[micro-batch of a rank and loss = pass][rank][parameter]
+  std::vector<std::vector<std::vector<at::Tensor>>> gradient;
+  std::int64_t tokens = 0;
+  for (int rank = 0; rank < world_size_; ++rank) {
+    std::size_t number = 0;
+    for (int pass = 0; pass < scenario_.passes(index, rank, world_size_); ++pass) {
+      const Place place{index, pass, rank, world_size_};
+      scenario_.prepare(nets_, place);
+      tokens += scenario_.tokens(place);
+      const std::vector<at::Tensor> losses = scenario_.losses(nets_, place);
+      for (std::size_t i = 0; i < losses.size(); ++i, ++number) {
+        clear_gradients(parameters_);
+        losses[i].backward({}, /*retain_graph=*/i + 1 < losses.size());
+        if (gradient.size() <= number) {
+          gradient.resize(number + 1);
+        }
+        gradient[number].resize(static_cast<std::size_t>(world_size_));
+        for (const at::Tensor& parameter : parameters_) {
+          gradient[number][static_cast<std::size_t>(rank)].push_back(parameter.grad());
+        }
+      }
+    }
+  }
+  clear_gradients(parameters_);
+
+  WindowGradients window;
+  window.sums.resize(parameters_.size());
+  std::vector<double> passes_of(nets_.size(), 0.0);
+  std::vector<double> pairs_of(nets_.size(), 0.0);
+  for (auto& pass : gradient) {
+    std::vector<bool> took_part(nets_.size(), false);
+    double ranks = 0.0;
+    for (const auto& of_rank : pass) {
+      if (of_rank.empty()) {
+        continue;  // this rank ran no such pass
+      }
+      ranks += 1.0;
+      for (std::size_t i = 0; i < parameters_.size(); ++i) {
+        if (!of_rank[i].defined()) {
+          continue;
+        }
+        took_part[owner_[i]] = true;
+        if (!window.sums[i].defined()) {
+          window.sums[i] = torch::zeros(parameters_[i].sizes(), at::kFloat);
+        }
+        window.sums[i] += of_rank[i].detach().to(at::kFloat);
+      }
+    }
+    for (std::size_t net = 0; net < nets_.size(); ++net) {
+      passes_of[net] += took_part[net] ? 1.0 : 0.0;
+      pairs_of[net] += took_part[net] ? ranks : 0.0;
+    }
+  }
+  for (std::size_t net = 0; net < nets_.size(); ++net) {
+    double denominator = 0.0;
+    if (passes_of[net] > 0.0) {
+      switch (scenario_.average) {
+        case Average::kRanks:
+          denominator = pairs_of[net] / passes_of[net];
+          break;
+        case Average::kMicroBatches:
+          denominator = pairs_of[net];
+          break;
+        case Average::kTokens:
+          denominator = static_cast<double>(tokens);
+          break;
+        case Average::kNone:
+          denominator = 1.0;
+          break;
+      }
+    }
+    window.denominators.push_back(denominator);
+  }
+  return window;
+}
+
+void Oracle::step(int index, double reported_clip_factor) {
+  const WindowGradients window = gradients(index);
+  denominators_ = window.denominators;
+  double squares = 0.0;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (window.sums[i].defined()) {
+      const double denominator = window.denominators[owner_[i]];
+      squares += (window.sums[i].to(at::kDouble) / denominator).square().sum().item<double>();
+    }
+  }
+  norm_ = std::sqrt(squares);
+  if (!std::isfinite(norm_)) {
+    norm_ = std::numeric_limits<double>::quiet_NaN();
+    return;
+  }
+  update(index, window, reported_clip_factor);
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (window.sums[i].defined()) {
+      parameters_[i].copy_(rounded_to(parameters_[i].scalar_type(), masters_[i].detach()));
+    }
+  }
+}
+
+void Oracle::adopt(const std::vector<at::Tensor>& values) {
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    parameters_[i].copy_(values[i]);
+  }
+}
+
+std::unique_ptr<Oracle> split_oracle(const Scenario& scenario, int world_size) {
+  return std::make_unique<TorchOracle>(scenario, world_size);
+}
+
+std::unique_ptr<Oracle> whole_oracle(const Scenario& scenario, int world_size) {
+  return std::make_unique<WholeOracle>(scenario, world_size);
+}
+
+std::vector<at::Tensor> difference(const std::vector<at::Tensor>& a,
+                                   const std::vector<at::Tensor>& b) {
+  std::vector<at::Tensor> result;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    result.push_back(a[i].detach().to(at::kDouble) - b[i].detach().to(at::kDouble));
+  }
+  return result;
+}
+
+double distance(const std::vector<at::Tensor>& a,
+                const std::vector<at::Tensor>& b,
+                const std::vector<at::Tensor>& c) {
+  double above = 0.0;
+  for (const at::Tensor& tensor : difference(a, b)) {
+    above += tensor.square().sum().item<double>();
+  }
+  double below = 0.0;
+  for (const at::Tensor& tensor : c) {
+    below += tensor.detach().to(at::kDouble).square().sum().item<double>();
+  }
+  return above == 0.0 ? 0.0 : std::sqrt(above / below);
+}
+
+std::vector<at::Tensor> copies(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> result;
+  for (const at::Tensor& tensor : tensors) {
+    result.push_back(tensor.detach().clone());
+  }
+  return result;
+}
+
+std::int64_t differing_bits(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  std::int64_t count = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const auto integers = a[i].element_size() == 2 ? at::kShort : at::kInt;
+    const at::Tensor left = a[i].detach().contiguous().view(-1).view(integers);
+    const at::Tensor right = b[i].detach().contiguous().view(-1).view(integers);
+    count += left.ne(right).sum().item<std::int64_t>();
+  }
+  return count;
+}
+
+}  // namespace tandem::testing

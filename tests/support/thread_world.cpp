@@ -1,0 +1,107 @@
+// tests/support/thread_world.cpp: see thread_world.h.
+#include "tests/support/thread_world.h"
+
+#include <ATen/Parallel.h>
+
+#include <gtest/gtest.h>
+
+#include <exception>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#if TANDEM_HAVE_MPI
+#include <mpi.h>
+#endif
+
+namespace tandem::testing {
+namespace {
+
+std::string what_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& exception) {
+    return exception.what();
+  } catch (...) {
+    return "an exception that is no std::exception";
+  }
+}
+
+void run_as(World world, const char* kind, const Body& body) {
+  // Ranks compute alone: more threads would change the order of sums inside LibTorch.
+  at::set_num_threads(1);
+  SCOPED_TRACE("rank " + std::to_string(world.rank()) + " of " + std::to_string(world.size()) +
+               ", " + kind);
+  body(world);
+}
+
+}  // namespace
+
+WorldOptions patient() { return {.timeout = kPatience}; }
+
+int launched_ranks() {
+  int size = 1;
+#if TANDEM_HAVE_MPI
+  int initialized = 0;
+  MPI_Initialized(&initialized);
+  if (initialized != 0) {
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+  }
+#endif
+  return size;
+}
+
+void on_threads(int size, const WorldOptions& options, const Body& body) {
+  std::vector<World> worlds = World::in_process(size, options);
+  std::vector<std::exception_ptr> errors(worlds.size());
+  std::vector<std::thread> threads;
+  for (std::size_t rank = 0; rank < worlds.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        run_as(std::move(worlds[rank]), "threads", body);
+      } catch (...) {
+        errors[rank] = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  std::string report;
+  for (std::size_t rank = 0; rank < errors.size(); ++rank) {
+    if (errors[rank]) {
+      report += "\nrank " + std::to_string(rank) + " of " + std::to_string(size) +
+                " threw: " + what_of(errors[rank]);
+    }
+  }
+  if (!report.empty()) {
+    throw std::runtime_error(report);
+  }
+}
+
+void on_ranks(const WorldOptions& options, const Body& body, int smallest) {
+  if (launched_ranks() > 1) {
+    run_as(World::from_environment(options), "processes", body);
+    return;
+  }
+  if (smallest <= 1) {
+    run_as(World::from_environment(options), "alone", body);
+  }
+  for (const int size : {2, 3}) {
+    if (size >= smallest) {
+      on_threads(size, options, body);
+    }
+  }
+}
+
+void on_exactly(int size, const WorldOptions& options, const Body& body) {
+  if (launched_ranks() == size) {
+    run_as(World::from_environment(options), "processes", body);
+  } else {
+    on_threads(size, options, body);
+  }
+}
+
+}  // namespace tandem::testing

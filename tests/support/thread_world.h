@@ -1,0 +1,39 @@
+// tests/support/thread_world.h: ranks for tests, as threads of this process or as the processes of
+// mpirun.
+//
+// Every runner gives each rank its own World, closes it in order when the body returns, and carries
+// every rank's exception home with its rank: a failing rank is never hidden by another that only
+// waited for it.
+#pragma once
+
+#include <tandem/world.h>
+
+#include <chrono>
+#include <functional>
+
+namespace tandem::testing {
+
+using Body = std::function<void(World&)>;
+
+/// Long enough for a loaded machine, short enough that a hang ends as a Timeout that names what was
+/// awaited, before the test's own limit.
+inline constexpr std::chrono::seconds kPatience{30};
+
+/// Default options with kPatience as deadline.
+WorldOptions patient();
+
+/// Ranks that the launcher started; 1 without one.
+int launched_ranks();
+
+/// Runs `body` on `size` threads. Rethrows what ranks threw, all of it in one std::runtime_error.
+void on_threads(int size, const WorldOptions& options, const Body& body);
+
+/// Under a launcher with several ranks: runs `body` as this process's rank. Alone: on a world of
+/// one, then on thread worlds of two and three, so that every scenario runs in both forms.
+/// `smallest` leaves out sizes for which a scenario says nothing.
+void on_ranks(const WorldOptions& options, const Body& body, int smallest = 1);
+
+/// For scenarios of a fixed size: the launcher's ranks if it started just so many, else threads.
+void on_exactly(int size, const WorldOptions& options, const Body& body);
+
+}  // namespace tandem::testing

@@ -1,0 +1,255 @@
+// tests/zero/shard_rig.h: all ranks' optimizer shards of one engine over one flat memory, and the
+// plain unsharded loop that they must equal bit for bit.
+//
+// Padding of parameters and of gradient sums is poisoned with NaN before every use (O3).
+#pragma once
+
+#include "kernels/bf16.h"
+#include "kernels/superaccumulator.h"
+#include "kernels/update.h"
+#include "zero/optimizer_shard.h"
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <thread>
+#include <variant>
+#include <vector>
+
+namespace tandem::zero {
+
+using Values = std::vector<std::vector<float>>;  // per parameter, per element
+
+inline void serially(std::int64_t count,
+                     const std::function<void(std::int64_t, std::int64_t)>& body) {
+  body(0, count);
+}
+
+/// Three threads and uneven pieces.
+inline void in_threads(std::int64_t count,
+                       const std::function<void(std::int64_t, std::int64_t)>& body) {
+  const std::int64_t cuts[] = {0, count / 5, count / 5 + count / 2, count};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; ++t) {
+    if (cuts[t] < cuts[t + 1]) threads.emplace_back(body, cuts[t], cuts[t + 1]);
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+/// Repeatable values in (-1, 1), some of them tiny.
+inline float pseudo_random(std::uint64_t seed, std::uint64_t parameter, std::uint64_t element) {
+  std::uint64_t x = seed * 0x9E3779B97F4A7C15ULL + parameter * 0xBF58476D1CE4E5B9ULL + element;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBULL;
+  x ^= x >> 31;
+  const float unit = static_cast<float>(x >> 40) * 0x1p-24F;
+  const float signed_unit = 2.0F * unit - 1.0F;
+  return x % 17 == 0 ? signed_unit * 1e-6F : signed_unit;
+}
+
+inline Values random_values(const std::vector<ParameterInfo>& parameters, std::uint64_t seed) {
+  Values values(parameters.size());
+  for (std::size_t p = 0; p < parameters.size(); ++p) {
+    for (std::int64_t i = 0; i < parameters[p].numel; ++i) {
+      values[p].push_back(pseudo_random(seed, p, static_cast<std::uint64_t>(i)));
+    }
+  }
+  return values;
+}
+
+inline std::vector<ParameterInfo> infos_of(
+    const std::vector<std::pair<std::int64_t, kernels::Dtype>>& sizes) {
+  std::vector<ParameterInfo> infos;
+  for (const auto& [numel, dtype] : sizes) {
+    infos.push_back({"p" + std::to_string(infos.size()), {numel}, numel, dtype});
+  }
+  return infos;
+}
+
+class ShardRig {
+ public:
+  ShardRig(std::vector<ParameterInfo> infos,
+           std::int64_t bucket_bytes,
+           int ranks,
+           const Optimizer& optimizer,
+           const Values& values,
+           ParallelFor parallel = serially)
+      : infos_(std::move(infos)),
+        plan_(plan_buckets(infos_, bucket_bytes)),
+        // All bits set is a NaN in both types: whatever is not a parameter's own is poison.
+        memory_(static_cast<std::size_t>(plan_.flat_bytes), std::byte{0xFF}),
+        parallel_(std::move(parallel)) {
+    for (std::size_t p = 0; p < infos_.size(); ++p) {
+      for (std::size_t i = 0; i < values[p].size(); ++i) set(p, i, values[p][i]);
+    }
+    for (int rank = 0; rank < ranks; ++rank) {
+      shards_.push_back(std::make_unique<OptimizerShard>(plan_, comm::Group{rank, ranks},
+                                                         memory_.data(), optimizer));
+    }
+  }
+
+  void set(std::size_t parameter, std::size_t element, float value) {
+    std::byte* data = element_data(parameter, element);
+    if (infos_[parameter].dtype == kernels::Dtype::kFloat32) {
+      std::memcpy(data, &value, sizeof(value));
+    } else {
+      const kernels::Bf16 rounded = kernels::round_half_away(value);
+      std::memcpy(data, &rounded, sizeof(rounded));
+    }
+  }
+
+  [[nodiscard]] float get(std::size_t parameter, std::size_t element) {
+    const std::byte* data = element_data(parameter, element);
+    if (infos_[parameter].dtype == kernels::Dtype::kFloat32) {
+      float value = 0.0F;
+      std::memcpy(&value, data, sizeof(value));
+      return value;
+    }
+    kernels::Bf16 value;
+    std::memcpy(&value, data, sizeof(value));
+    return kernels::to_float(value);
+  }
+
+  [[nodiscard]] Values values() {
+    Values all(infos_.size());
+    for (std::size_t p = 0; p < infos_.size(); ++p) {
+      for (std::size_t i = 0; i < static_cast<std::size_t>(infos_[p].numel); ++i) {
+        all[p].push_back(get(p, i));
+      }
+    }
+    return all;
+  }
+
+  /// Puts `gradients` into the accumulators of whoever owns them, NaN into all padding.
+  void set_gradients(const Values& gradients) {
+    for (const auto& shard : shards_) {
+      for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
+        const Range slice = shard->slice(static_cast<std::int32_t>(b));
+        float* sums = shard->accumulator(static_cast<std::int32_t>(b));
+        std::fill_n(sums, slice.numel(), std::numeric_limits<float>::quiet_NaN());
+        for (const Placement& placement : plan_.buckets[b].placements) {
+          for (std::int64_t i = 0; i < placement.numel; ++i) {
+            const std::int64_t at = placement.offset + i;
+            if (at < slice.begin || at >= slice.end) continue;
+            sums[at - slice.begin] = gradients[static_cast<std::size_t>(placement.parameter)]
+                                              [static_cast<std::size_t>(i)];
+          }
+        }
+      }
+    }
+  }
+
+  void step(const std::vector<bool>& seen, double factor) {
+    for (const auto& shard : shards_) {
+      shard->begin_update(seen, factor);
+      for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
+        shard->update(static_cast<std::int32_t>(b), parallel_);
+      }
+    }
+  }
+
+  [[nodiscard]] kernels::Superaccumulator sum_of_squares(const std::vector<bool>& seen) const {
+    kernels::Superaccumulator sum;
+    for (const auto& shard : shards_) shard->add_sum_of_squares(seen, sum, parallel_);
+    return sum;
+  }
+
+  [[nodiscard]] OptimizerShard& shard(std::size_t rank) { return *shards_[rank]; }
+  [[nodiscard]] std::size_t ranks() const { return shards_.size(); }
+  [[nodiscard]] const BucketPlan& plan() const { return plan_; }
+  [[nodiscard]] const std::vector<std::byte>& memory() const { return memory_; }
+
+ private:
+  std::byte* element_data(std::size_t parameter, std::size_t element) {
+    const BucketLayout& bucket =
+        plan_.buckets[static_cast<std::size_t>(plan_.bucket_of[parameter])];
+    const std::size_t offset = static_cast<std::size_t>(plan_.offset_of[parameter]) + element;
+    return memory_.data() + bucket.flat_offset + offset * kernels::bytes_of(bucket.dtype);
+  }
+
+  std::vector<ParameterInfo> infos_;
+  BucketPlan plan_;
+  std::vector<std::byte> memory_;
+  std::vector<std::unique_ptr<OptimizerShard>> shards_;
+  ParallelFor parallel_;
+};
+
+/// The functors in the most obvious loop: no shards, buckets, padding or threads.
+class PlainLoop {
+ public:
+  PlainLoop(const std::vector<ParameterInfo>& infos, const Optimizer& optimizer, Values values)
+      : infos_(infos),
+        optimizer_(optimizer),
+        masters_(std::move(values)),
+        state0_(zeros_like(masters_)),
+        state1_(zeros_like(masters_)),
+        counts_(infos.size(), 0) {
+    for (std::size_t p = 0; p < infos_.size(); ++p) {
+      if (infos_[p].dtype == kernels::Dtype::kFloat32) continue;
+      for (float& master : masters_[p]) {
+        master = kernels::to_float(kernels::round_half_away(master));
+      }
+    }
+  }
+
+  void step(const Values& gradients, const std::vector<bool>& seen, double factor) {
+    for (std::size_t p = 0; p < infos_.size(); ++p) {
+      if (!seen[p]) continue;
+      ++counts_[p];
+      for (std::size_t i = 0; i < masters_[p].size(); ++i) {
+        float& w = masters_[p][i];
+        const float g = gradients[p][i];
+        if (const AdamW* o = std::get_if<AdamW>(&optimizer_)) {
+          const auto functor = kernels::AdamWUpdate::at_step(o->lr, o->beta1, o->beta2, o->eps,
+                                                             o->weight_decay, counts_[p], factor);
+          w = functor(w, g, state0_[p][i], state1_[p][i]);
+        } else {
+          const Sgd& s = std::get<Sgd>(optimizer_);
+          w = kernels::SgdUpdate::at_step(s.lr, s.momentum, s.weight_decay, factor)(w, g,
+                                                                                    state0_[p][i]);
+        }
+      }
+    }
+  }
+
+  [[nodiscard]] Values values() const {
+    Values all = masters_;
+    for (std::size_t p = 0; p < infos_.size(); ++p) {
+      if (infos_[p].dtype == kernels::Dtype::kFloat32) continue;
+      for (float& value : all[p]) value = kernels::to_float(kernels::round_half_away(value));
+    }
+    return all;
+  }
+
+ private:
+  static Values zeros_like(const Values& values) {
+    Values zeros = values;
+    for (auto& parameter : zeros) std::fill(parameter.begin(), parameter.end(), 0.0F);
+    return zeros;
+  }
+
+  std::vector<ParameterInfo> infos_;
+  Optimizer optimizer_;
+  Values masters_;
+  Values state0_;
+  Values state1_;
+  std::vector<std::int64_t> counts_;
+};
+
+/// How many elements differ in a bit; NaN differs from NaN unless the bits agree.
+inline std::int64_t differing_bits(const Values& a, const Values& b) {
+  std::int64_t differing = 0;
+  for (std::size_t p = 0; p < a.size(); ++p) {
+    for (std::size_t i = 0; i < a[p].size(); ++i) {
+      differing += std::bit_cast<std::uint32_t>(a[p][i]) != std::bit_cast<std::uint32_t>(b[p][i]);
+    }
+  }
+  return differing;
+}
+
+}  // namespace tandem::zero

@@ -96,7 +96,10 @@ void WorldState::time_out(const std::string& what, const std::vector<int>& missi
   throw Timeout(text.str());
 }
 
-comm::Message WorldState::await(Lock& lock, comm::RoundId round, const std::string& what) {
+// Sleeps without the lock until `take` has what it waits for. The progress thread keeps out
+// meanwhile.
+template <class Take>
+auto WorldState::await(Lock& lock, comm::RoundId round, const std::string& what, Take&& take) {
   const comm::Deadline until = deadline();
   ++touching_;
   struct Leave {
@@ -105,7 +108,7 @@ comm::Message WorldState::await(Lock& lock, comm::RoundId round, const std::stri
   } leave{touching_};
   for (;;) {
     const std::uint32_t seen = control_->change();
-    if (std::optional<comm::Message> merged = control_->test(round)) {
+    if (auto merged = take(round)) {
       return *std::move(merged);
     }
     if (until.passed()) {
@@ -115,6 +118,10 @@ comm::Message WorldState::await(Lock& lock, comm::RoundId round, const std::stri
     control_->wait_for_change(seen, until.at);
     lock.lock();
   }
+}
+
+comm::Message WorldState::await_message(Lock& lock, comm::RoundId round, const std::string& what) {
+  return await(lock, round, what, [&](comm::RoundId r) { return control_->test(r); });
 }
 
 void WorldState::await_event(const kernels::Event& event, const std::string& what) {
@@ -259,9 +266,11 @@ std::vector<std::string> WorldState::describe(const GateSay& say) const {
   return lines;
 }
 
-void WorldState::explain(Lock&, const std::string& error) {
-  const std::vector<std::string> texts =
-      rendezvous_->all_gather("explanation of an error", join_lines(said_), deadline());
+// After an error every rank says in words what it was about to do; all throw the same.
+void WorldState::explain(Lock& lock, const std::string& error) {
+  const std::vector<std::string> texts = await(
+      lock, control_->post_text(join_lines(said_)), "the other ranks' explanation of an error",
+      [&](comm::RoundId round) { return control_->test_texts(round); });
   throw Mismatch(
       error + ". " + first_difference(texts) +
       ". Every rank must make the same calls in the same order; parameters are unchanged");
@@ -292,9 +301,9 @@ GateMerged WorldState::agree(Lock& lock, const GateSay& words) {
       said_ = describe(say);
     }
     const comm::RoundId round = control_->post(encode(say, sequencer_.shape(), group_.rank));
-    const GateMerged gate =
-        decode_gate(await(lock, round, std::string("the other ranks at ") + name_of(say.word)),
-                    sequencer_.shape());
+    const GateMerged gate = decode_gate(
+        await_message(lock, round, std::string("the other ranks at ") + name_of(say.word)),
+        sequencer_.shape());
     const std::optional<std::string> error = gate_error(gate, group_.size);
     if (gate.said(Word::kBackward)) {
       join_pass(lock, gate, error);

@@ -195,7 +195,7 @@ void WorldState::joint_norm(Lock& lock, std::vector<Part>& parts, StepResult& re
     words.sums.insert(words.sums.end(), mine.begin(), mine.end());
   }
   const comm::Message merged =
-      await(lock, control_->post(words), "the other ranks' part of the joint norm");
+      await_message(lock, control_->post(words), "the other ranks' part of the joint norm");
 
   double joint = 0.0;
   bool common = true;

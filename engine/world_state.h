@@ -112,7 +112,9 @@ class WorldState : public hooks::PassSink {
   // agreement.cpp
   void check_usable() const;
   [[nodiscard]] comm::Deadline deadline() const { return comm::Deadline::after(options_.timeout); }
-  comm::Message await(Lock& lock, comm::RoundId round, const std::string& what);
+  template <class Take>
+  auto await(Lock& lock, comm::RoundId round, const std::string& what, Take&& take);
+  comm::Message await_message(Lock& lock, comm::RoundId round, const std::string& what);
   void await_event(const kernels::Event& event, const std::string& what);
   void wait_until_resolved(Lock& lock);
   void resolve(Lock& lock);

@@ -2,6 +2,7 @@
 // whatever the timing and the cut into buckets. Twelve micro-batches a step are dealt to 1, 2, 3
 // and 4 ranks; under a launcher its ranks are compared with one thread that does all, alone thread
 // worlds of every size are.
+#include "kernels/isa.h"
 #include "tests/support/scenarios.h"
 #include "tests/support/trainer.h"
 
@@ -86,6 +87,19 @@ TEST(SameBits, WhateverTheTimingOfTheQueues) {
     on_ranks(options,
              [&](World& world) { EXPECT_EQ(trained_hash(world, scenario), expected) << seed; });
   }
+}
+
+TEST(SameBits, OnEveryInstructionSet) {
+  const Scenario scenario = dealt(in_bf16(two_engines_in_one_loss(), {1}));
+  const std::uint64_t expected = trained_hash_on_threads(1, scenario, patient());
+  const kernels::Isa best = kernels::current_isa();
+  for (const kernels::Isa isa : kernels::available_isas()) {
+    kernels::select_isa(isa);
+    on_ranks(options_for(scenario), [&](World& world) {
+      EXPECT_EQ(trained_hash(world, scenario), expected) << kernels::name_of(isa);
+    });
+  }
+  kernels::select_isa(best);
 }
 
 TEST(SameBits, InEveryRun) {

@@ -206,6 +206,7 @@ class SharedControlPlane final : public ControlPlane {
                             " must be taken before round " + std::to_string(next_) +
                             " is posted (B1), on rank " + std::to_string(group_.rank));
     }
+    if (!first_dead_ && aborted()) first_dead_ = next_;
     make_room(bytes);
     std::byte* const to = slot(group_.rank, next_);
     std::memcpy(to, &head, sizeof(head));
@@ -221,17 +222,27 @@ class SharedControlPlane final : public ControlPlane {
     return round;
   }
 
+  [[nodiscard]] bool posted_by_all(RoundId round) const {
+    for (int rank = 0; rank < group_.size; ++rank) {
+      if (head(rank).posted.load(std::memory_order_acquire) <= round) return false;
+    }
+    return true;
+  }
+
   [[nodiscard]] bool complete(RoundId round) const {
-    if (const auto text = aborted()) throw WorldBroken(*text);
     if (std::find(open_.begin(), open_.end(), round) == open_.end()) {
       throw InvalidArgument("control plane: round " + std::to_string(round) +
                             " is not open on rank " + std::to_string(group_.rank) +
                             ": never posted or taken already");
     }
-    for (int rank = 0; rank < group_.size; ++rank) {
-      if (head(rank).posted.load(std::memory_order_acquire) <= round) return false;
+    if (first_dead_ && round >= *first_dead_) throw WorldBroken(*aborted());
+    if (posted_by_all(round)) return true;
+    if (const auto text = aborted()) {
+      // The rank that aborted may have posted just before: what was agreed is still told (C2).
+      if (posted_by_all(round)) return true;
+      throw WorldBroken(*text);
     }
-    return true;
+    return false;
   }
 
   void take(RoundId round) { open_.erase(std::find(open_.begin(), open_.end(), round)); }
@@ -263,6 +274,7 @@ class SharedControlPlane final : public ControlPlane {
   }
 
   const Group group_;
+  std::optional<RoundId> first_dead_;  // posted here when the world was aborted already
   const std::vector<std::shared_ptr<Segment>> segments_;  // by rank
   std::size_t room_ = 0;                                  // bytes a slot can take
   RoundId next_ = 0;

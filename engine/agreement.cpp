@@ -11,6 +11,20 @@ namespace tandem::engine {
 
 namespace {
 
+const char* name_of(Average average) {
+  switch (average) {
+    case Average::kRanks:
+      return "ranks";
+    case Average::kMicroBatches:
+      return "micro-batches";
+    case Average::kTokens:
+      return "tokens";
+    case Average::kNone:
+      return "nothing";
+  }
+  return "?";
+}
+
 std::string join_lines(const std::vector<std::string>& lines) {
   std::string text;
   for (const std::string& line : lines) {
@@ -165,34 +179,47 @@ void WorldState::wait_until_resolved(Lock& lock) {
 
 // What the last pass failed with, once: an error of its gate is explained by all ranks together.
 void WorldState::report_failure(Lock& lock) {
+  if (!gate_error_ && !failure_) {
+    return;
+  }
+  // Tokens counted since the failed pass belong to its window: a retry counts them again.
+  for (const auto& core : cores_) {
+    core->window.tokens = 0;
+    core->window.counted = false;
+  }
   if (gate_error_) {
     const std::string error = *std::exchange(gate_error_, std::nullopt);
     failure_ = nullptr;
-    explain(lock, error);
+    explain(lock, error, /*windows_discarded=*/true);
   }
-  if (failure_) {
-    std::rethrow_exception(std::exchange(failure_, nullptr));
-  }
+  std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
-// The beginning of every touch: the last pass is resolved, and what it failed with is said.
-void WorldState::resolve(Lock& lock) {
+// A call of the pass's own thread outside every graph task: what opened the pass is gone without an
+// end.
+void WorldState::abandon_own_pass() {
   if (hooks::PassTracker::inside_graph_task()) {
     throw InvalidArgument(
         "a collective call of a world was made from inside a backward pass; make it before or "
         "after "
         "backward()");
   }
-  if (sequencer_.in_pass() && !sequencer_.closed() && !abandoned_) {
-    if (!tracker_->opened_by_this_thread()) {
-      throw InvalidArgument(
-          "a collective call of a world was made while another thread is in a backward pass of it; "
-          "one "
-          "thread at a time");
-    }
-    abandoned_ = true;  // its graph task is gone without an end
-    tracker_->disarm();
+  if (!sequencer_.in_pass() || sequencer_.closed() || abandoned_) {
+    return;
   }
+  if (!tracker_->opened_by_this_thread()) {
+    throw InvalidArgument(
+        "a collective call of a world was made while another thread is in a backward pass of it; "
+        "one "
+        "thread at a time");
+  }
+  abandoned_ = true;
+  tracker_->disarm();
+}
+
+// The beginning of every touch: the last pass is resolved, and what it failed with is said.
+void WorldState::resolve(Lock& lock) {
+  abandon_own_pass();
   wait_until_resolved(lock);
   report_failure(lock);
 }
@@ -266,14 +293,24 @@ std::vector<std::string> WorldState::describe(const GateSay& say) const {
   return lines;
 }
 
+std::vector<std::string> WorldState::gather_texts(Lock& lock,
+                                                  const std::string& text,
+                                                  const std::string& what) {
+  return await(lock, control_->post_text(text), what,
+               [&](comm::RoundId round) { return control_->test_texts(round); });
+}
+
 // After an error every rank says in words what it was about to do; all throw the same.
-void WorldState::explain(Lock& lock, const std::string& error) {
-  const std::vector<std::string> texts = await(
-      lock, control_->post_text(join_lines(said_)), "the other ranks' explanation of an error",
-      [&](comm::RoundId round) { return control_->test_texts(round); });
+void WorldState::explain(Lock& lock, const std::string& error, bool windows_discarded) {
+  const std::vector<std::string> texts =
+      gather_texts(lock, join_lines(said_) + "average by " + name_of(options_.average),
+                   "the other ranks' explanation of an error");
   throw Mismatch(
       error + ". " + first_difference(texts) +
-      ". Every rank must make the same calls in the same order; parameters are unchanged");
+      ". Every rank must make the same calls in the same order. Parameters are unchanged; " +
+      (windows_discarded
+           ? "the windows of all engines were discarded: repeat the window from its first pass"
+           : "gradients are kept: correct the call and repeat it"));
 }
 
 /// The others run a backward pass: this rank takes part with nothing and closes at once.
@@ -292,14 +329,14 @@ void WorldState::join_pass(Lock& lock,
 
 // Says `words` until all ranks are at a word that can proceed; takes its part in what the others do
 // before.
-GateMerged WorldState::agree(Lock& lock, const GateSay& words) {
+GateMerged WorldState::agree(Lock& lock,
+                             const GateSay& words,
+                             const std::vector<std::string>& said) {
   resolve(lock);
   for (;;) {
     GateSay say = words;
     complete_say(say);
-    if (say.word != Word::kRegister) {
-      said_ = describe(say);
-    }
+    said_ = said.empty() ? describe(say) : said;
     const comm::RoundId round = control_->post(encode(say, sequencer_.shape(), group_.rank));
     const GateMerged gate = decode_gate(
         await_message(lock, round, std::string("the other ranks at ") + name_of(say.word)),
@@ -311,7 +348,7 @@ GateMerged WorldState::agree(Lock& lock, const GateSay& words) {
       continue;
     }
     if (error) {
-      explain(lock, *error);
+      explain(lock, *error, /*windows_discarded=*/false);
     }
     if (gate.said(Word::kRegister)) {
       return gate;
@@ -329,7 +366,11 @@ GateMerged WorldState::agree(Lock& lock, const GateSay& words) {
       if (say.word == Word::kStep) {
         return gate;
       }
-      perform_step(lock, gate);  // this rank has left, and still owns its shards
+      try {
+        perform_step(lock, gate);  // this rank has left, and still owns its shards
+      } catch (const InvalidArgument&) {
+        // The step was refused on all ranks; it is for those who called it to hear.
+      }
     } else {
       return gate;  // all leave
     }

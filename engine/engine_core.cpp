@@ -1,5 +1,7 @@
 #include "engine/engine_core.h"
 
+#include <tandem/error.h>
+
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 
@@ -49,8 +51,8 @@ const std::byte* EngineCore::bytes_of(std::size_t parameter) const {
 
 void EngineCore::pack_buffers() const {
   std::byte* place = channel->parameters().get() + plan.flat_bytes;
-  for (const at::Tensor& buffer : buffers) {
-    const at::Tensor values = buffer.detach().contiguous();
+  for (const Buffer& buffer : buffers) {
+    const at::Tensor values = buffer.tensor.detach().contiguous();
     std::memcpy(place, values.data_ptr(), values.nbytes());
     place += values.nbytes();
   }
@@ -58,11 +60,23 @@ void EngineCore::pack_buffers() const {
 
 void EngineCore::unpack_buffers() {
   const std::byte* place = channel->parameters().get() + plan.flat_bytes;
-  for (at::Tensor& buffer : buffers) {
-    const at::Tensor values = at::empty_like(buffer, at::MemoryFormat::Contiguous);
+  for (Buffer& buffer : buffers) {
+    const at::Tensor values = at::empty_like(buffer.tensor, at::MemoryFormat::Contiguous);
     std::memcpy(values.data_ptr(), place, values.nbytes());
-    buffer.detach().copy_(values);
+    buffer.tensor.detach().copy_(values);
     place += values.nbytes();
+  }
+}
+
+void EngineCore::check_buffers() const {
+  for (const Buffer& buffer : buffers) {
+    if (static_cast<std::int64_t>(buffer.tensor.nbytes()) != buffer.bytes) {
+      throw InvalidArgument(
+          "buffer '" + buffer.name + "' of engine '" + name + "' had " +
+          std::to_string(buffer.bytes) + " bytes when the engine was made and has " +
+          std::to_string(buffer.tensor.nbytes()) +
+          " now; give buffers their final shape and type before wrapping the module");
+    }
   }
 }
 

@@ -44,7 +44,12 @@ struct EngineCore {
   EngineOptions options;
 
   std::vector<zero::ParameterInfo> infos;
-  std::vector<at::Tensor> buffers;
+  struct Buffer {
+    std::string name;
+    at::Tensor tensor;
+    std::int64_t bytes = 0;  // when the engine was made: its place is that large
+  };
+  std::vector<Buffer> buffers;
   std::uint64_t layout_hash = 0;  // of layout_lines(): what must be equal on all ranks
   zero::BucketPlan plan;
   std::int64_t buffer_bytes = 0;  // packed behind the flat parameters
@@ -74,6 +79,8 @@ struct EngineCore {
   /// Module buffers to and from their place behind the flat parameters.
   void pack_buffers() const;
   void unpack_buffers();
+  /// Throws InvalidArgument if a buffer has outgrown its place or shrunk.
+  void check_buffers() const;
 };
 
 /// What must agree across ranks for an engine to be made: one line a fact, the name first.

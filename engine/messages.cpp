@@ -67,6 +67,8 @@ class AgreedReader {
   std::size_t next_ = 0;
 };
 
+}  // namespace
+
 std::uint64_t hash_of(const Bits& bits) {
   std::uint64_t hash = 1469598103934665603ULL;
   for (const bool bit : bits) {
@@ -74,8 +76,6 @@ std::uint64_t hash_of(const Bits& bits) {
   }
   return hash;
 }
-
-}  // namespace
 
 const char* name_of(Word word) {
   switch (word) {
@@ -110,6 +110,9 @@ comm::Message encode(const GateSay& say, const Shape& shape, int rank) {
   append(message.ors, contributes ? say.seen_parameters : Bits(), shape.parameters);
   append(message.ors, contributes ? say.counted_engines : Bits(), shape.engines);
   append(message.ors, zero ? say.zero_engines : Bits(), shape.engines);
+  Bits stepping(static_cast<std::size_t>(shape.ranks));
+  stepping[static_cast<std::size_t>(rank)] = step;
+  append(message.ors, stepping, shape.ranks);
   Bits speaker(static_cast<std::size_t>(shape.ranks));
   speaker[static_cast<std::size_t>(rank)] = values;
   append(message.ors, speaker, shape.ranks);
@@ -160,6 +163,7 @@ GateMerged decode_gate(const comm::Message& message, const Shape& shape) {
   gate.seen_parameters = ors.bits(shape.parameters);
   gate.counted_engines = ors.bits(shape.engines);
   gate.zero_engines = ors.bits(shape.engines);
+  gate.stepping_ranks = ors.bits(shape.ranks);
   const Bits speakers = ors.bits(shape.ranks);
   for (int r = 0; r < shape.ranks; ++r) {
     const double value = std::bit_cast<double>(ors.word());
@@ -188,6 +192,10 @@ GateMerged decode_gate(const comm::Message& message, const Shape& shape) {
 }
 
 std::optional<std::string> gate_error(const GateMerged& gate, int ranks) {
+  if (gate.count(Word::kLeave) == ranks) {
+    return std::nullopt;  // nothing is stepped any more, so engines may be gone already on some
+                          // ranks
+  }
   if (!gate.hashes_equal) {
     return "ranks hold different engines, layouts or orders (an engine made or destroyed on some "
            "ranks "

@@ -28,6 +28,7 @@ using Bits = std::vector<bool>;
 enum class Word : std::uint8_t { kBackward, kStep, kZeroGrad, kValues, kRegister, kLeave };
 inline constexpr int kWords = 6;
 const char* name_of(Word word);
+std::uint64_t hash_of(const Bits& bits);
 
 enum class ValueOp : std::uint8_t { kMean, kSum, kAny, kBroadcast };
 
@@ -92,6 +93,7 @@ struct GateMerged {
   bool only_equal = true;
 
   Bits step_engines;
+  Bits stepping_ranks;     // that said step; the others of a step have left
   bool step_equal = true;  // masks, clip_norm and tunables
   double clip_norm = 0.0;
   Bits seen_parameters;

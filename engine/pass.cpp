@@ -58,7 +58,10 @@ void WorldState::count_tokens(EngineCore* only, std::int64_t tokens) {
     throw InvalidArgument("count_tokens: " + std::to_string(tokens) + " tokens; a count is >= 0");
   }
   check_usable();
-  const std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
+  abandon_own_pass();
+  wait_until_resolved(
+      lock);  // if the last pass failed, what is counted now belongs to the next window
   for (const auto& core : cores_) {
     if (core->retired() || (only != nullptr && core.get() != only)) {
       continue;
@@ -108,16 +111,8 @@ void WorldState::opened() {
     ++passes_;
     abandoned_ = false;
     GateSay say;
+    say.only_hash = hash_of(opening.allowed);
     sequencer_.open(std::move(opening), say);
-    std::uint64_t only_hash = only_.empty() ? 1 : 2;
-    if (!only_.empty()) {
-      for (const auto& core : cores_) {
-        const auto& scope = only_.back();
-        only_hash = only_hash * 31 +
-                    (std::find(scope.begin(), scope.end(), core->serial) != scope.end() ? 3U : 5U);
-      }
-    }
-    say.only_hash = only_hash;
     complete_say(say);
     said_ = describe(say);
     post_gate(say);
@@ -141,14 +136,22 @@ void WorldState::arrived(std::int32_t serial, std::int32_t parameter, at::Tensor
   if (core == nullptr || broken_) {
     return;
   }
+  const auto name = [&] {
+    return "engine '" + core->name + "', parameter '" +
+           core->infos[static_cast<std::size_t>(parameter)].name + "': ";
+  };
   const Arrival place = sequencer_.classify(core->index, parameter);
   if (place == Arrival::kDropped) {
     return;
   }
-  if (place == Arrival::kLate) {
-    core->gradients->put_late(parameter, gradient);
-  } else {
-    core->gradients->put_main(parameter, gradient, sequencer_.holds(core->index));
+  try {
+    if (place == Arrival::kLate) {
+      core->gradients->put_late(parameter, gradient);
+    } else {
+      core->gradients->put_main(parameter, gradient, sequencer_.holds(core->index));
+    }
+  } catch (const InvalidArgument& error) {
+    throw InvalidArgument(name() + error.what());
   }
   core->window.seen[static_cast<std::size_t>(parameter)] = true;
   sequencer_.arrived(core->index, parameter, place);
@@ -189,12 +192,27 @@ void WorldState::post_gate(const GateSay& say) {
 }
 
 void WorldState::post_close(bool failed) {
-  close_round_ = control_->post(encode(sequencer_.close(failed), sequencer_.shape(), group_.rank));
+  const CloseSay say = sequencer_.close(failed);
+  for (const auto& core : cores_) {
+    if (say.took_engines[static_cast<std::size_t>(core->index)]) {
+      core->armed = false;
+    }
+  }
+  close_round_ = control_->post(encode(say, sequencer_.shape(), group_.rank));
+}
+
+bool WorldState::advance() {
+  try {
+    return take_rounds();
+  } catch (const std::exception& error) {  // what the other ranks go on to do is missing here
+    break_world(error.what());
+    throw;
+  }
 }
 
 // Takes what has been merged and launches what has become due. Never blocks. True if something
 // happened.
-bool WorldState::advance() {
+bool WorldState::take_rounds() {
   if (!sequencer_.in_pass()) {
     return false;
   }
@@ -229,6 +247,15 @@ void WorldState::finish_pass(const CloseMerged& close) {
   const auto at = [](const auto& core) { return static_cast<std::size_t>(core->index); };
   abandoned_ = false;
   if (resolution.failed) {
+    std::string passed_over;
+    for (const auto& core : cores_) {
+      if (core->window.passed_over) {
+        passed_over += " '" + core->name + "'";
+      }
+    }
+    if (!passed_over.empty()) {
+      passed_over = "; with them went gradients from before the last step, of" + passed_over;
+    }
     clear_windows(Bits(cores_.size(), true));
     window_passes_ = 0;
     const bool here = resolution.failed_ranks[static_cast<std::size_t>(group_.rank)];
@@ -242,22 +269,20 @@ void WorldState::finish_pass(const CloseMerged& close) {
       failure_ = std::make_exception_ptr(
           BackwardFailed("backward pass " + std::to_string(passes_) + " failed on rank " + ranks +
                          "; the windows of all engines were discarded, parameters and optimizer "
-                         "states are unchanged: "
-                         "repeat the window from its first pass"));
+                         "states are unchanged" +
+                         passed_over + ": repeat the window from its first pass"));
     }
   } else {
     for (const Launch& late : resolution.late_to_main) {
       cores_[static_cast<std::size_t>(late.engine)]->gradients->add_late_to_main(late.bucket);
     }
-    bool counted = false;
     for (const auto& core : cores_) {
       if (resolution.took_engines[at(core)] && !core->retired()) {
         ++core->window.passes;
         core->window.pairs += resolution.ranks_in_pass;
-        counted = true;
       }
     }
-    window_passes_ += counted ? 1 : 0;
+    ++window_passes_;  // also one that delivered nothing: a retry counts passes
   }
   drop_retired();
   progress_wanted_.notify_all();
@@ -299,10 +324,6 @@ void WorldState::launch(const Launch& due) {
 
 // --- helpers ---
 
-EngineCore& WorldState::core_of(std::int32_t serial) const {
-  return *cores_[static_cast<std::size_t>(index_of_.at(serial))];
-}
-
 EngineCore* WorldState::live_core(std::int32_t serial) const {
   const auto found = index_of_.find(serial);
   if (found == index_of_.end()) {
@@ -335,6 +356,7 @@ void WorldState::check_parameters() const {
           "' was given another post-accumulate-grad hook after the engine was made; "
           "register such hooks before wrapping the module");
     }
+    core->check_buffers();
   }
 }
 

@@ -56,15 +56,44 @@ std::string what_is_wrong_with(const std::string& name, const at::Tensor& tensor
   return fault.empty() ? fault : "parameter '" + name + "' " + fault;
 }
 
+/// Two tensors over the same memory cannot both be moved into a bucket; tied parameters are one
+/// tensor.
+std::string overlap_in(const std::vector<zero::ParameterInfo>& infos,
+                       const std::vector<at::Tensor>& tensors) {
+  std::vector<std::pair<const char*, std::size_t>> starts;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].numel() > 0) {
+      starts.emplace_back(static_cast<const char*>(tensors[i].const_data_ptr()), i);
+    }
+  }
+  std::sort(starts.begin(), starts.end());
+  for (std::size_t k = 1; k < starts.size(); ++k) {
+    const at::Tensor& before = tensors[starts[k - 1].second];
+    std::int64_t last = 0;  // element of `before`, counted in its storage
+    for (std::int64_t d = 0; d < before.dim(); ++d) {
+      last += (before.size(d) - 1) * before.stride(d);
+    }
+    if (starts[k].first < starts[k - 1].first + (last + 1) * before.element_size()) {
+      return "parameters '" + infos[starts[k - 1].second].name + "' and '" +
+             infos[starts[k].second].name +
+             "' are different tensors over the same memory; tie them by using one tensor twice, or "
+             "give "
+             "each its own memory";
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 std::shared_ptr<EngineCore> WorldState::register_engine(const Named& parameters,
                                                         const Named& buffers,
                                                         const EngineOptions& options) {
-  return guarded([&] {
+  std::exception_ptr no_memory;
+  std::shared_ptr<EngineCore> made = guarded([&]() -> std::shared_ptr<EngineCore> {
     Lock lock(mutex_);
     auto core = std::make_shared<EngineCore>();
-    core->serial = next_serial_++;
+    core->serial = next_serial_;  // taken when all ranks have agreed
     core->options = options;
     core->name = options.name.empty() ? "engine" + std::to_string(core->serial) : options.name;
 
@@ -97,6 +126,9 @@ std::shared_ptr<EngineCore> WorldState::register_engine(const Named& parameters,
         tensors.push_back(tensor);
       }
     }
+    if (problem.empty()) {
+      problem = overlap_in(core->infos, tensors);
+    }
     std::vector<std::string> buffer_lines;
     for (const auto& [name, tensor] : buffers) {
       if (!tensor.defined()) {
@@ -109,20 +141,21 @@ std::shared_ptr<EngineCore> WorldState::register_engine(const Named& parameters,
       std::ostringstream line;
       line << name << " " << c10::toString(tensor.scalar_type()) << " " << tensor.sizes();
       buffer_lines.push_back(line.str());
-      core->buffers.push_back(tensor);
+      core->buffers.push_back({name, tensor, static_cast<std::int64_t>(tensor.nbytes())});
       core->buffer_bytes += static_cast<std::int64_t>(tensor.nbytes());
     }
-    said_ = layout_lines(core->name, options, core->infos, buffer_lines);
-    core->layout_hash = hash_lines(said_);
+    std::vector<std::string> said = layout_lines(core->name, options, core->infos, buffer_lines);
+    core->layout_hash = hash_lines(said);
     if (!problem.empty()) {
       problem = "engine '" + core->name + "': " + problem;
-      said_.insert(said_.begin(), "refuses " + problem);
+      said.insert(said.begin(), "refuses " + problem);
     }
 
     GateSay say;
     say.word = Word::kRegister;
-    say.register_hash = hash_lines(said_);
-    agree(lock, say);  // Mismatch names the first line that differs
+    say.register_hash = hash_lines(said);
+    agree(lock, say, said);  // Mismatch names the first line that differs
+    ++next_serial_;
     if (!problem.empty()) {
       throw InvalidArgument(problem);
     }
@@ -137,10 +170,16 @@ std::shared_ptr<EngineCore> WorldState::register_engine(const Named& parameters,
         std::max(spec.largest_staging, static_cast<std::size_t>(core->buffer_bytes) * 4);
     spec.staging_slots += 2;
     spec.posts_in_flight += 2;
-    core->channel = data_->open(spec, deadline());
+    try {
+      core->channel = data_->open(spec, deadline());
+    } catch (
+        const OutOfMemory&) {  // on all ranks alike, and nothing has changed: the world goes on
+      no_memory = std::current_exception();
+      return nullptr;
+    }
     core->parameters =
         std::make_unique<zero::FlatParameters>(core->plan, core->channel->parameters(), tensors);
-    agree_on_values(*core);
+    agree_on_values(lock, *core);
     core->parameters->touch(Bits(core->parameter_count(), true));
     core->gradients = std::make_unique<zero::GradientBuckets>(core->plan, *core->channel);
     core->shard = std::make_unique<zero::OptimizerShard>(
@@ -168,10 +207,14 @@ std::shared_ptr<EngineCore> WorldState::register_engine(const Named& parameters,
                            message.sums.size() + close_words + norm_words));
     return core;
   });
+  if (no_memory) {
+    std::rethrow_exception(no_memory);
+  }
+  return made;
 }
 
 /// Every rank begins with rank 0's parameters and buffers, or shows that they are equal already.
-void WorldState::agree_on_values(EngineCore& core) {
+void WorldState::agree_on_values(Lock& lock, EngineCore& core) {
   if (group_.size == 1) {
     return;
   }
@@ -190,8 +233,8 @@ void WorldState::agree_on_values(EngineCore& core) {
     return;
   }
   const std::vector<std::string> hashes =
-      rendezvous_->all_gather("comparing initial parameters of engine '" + core.name + "'",
-                              std::to_string(parameter_hash(core)), deadline());
+      gather_texts(lock, std::to_string(parameter_hash(core)),
+                   "the other ranks' initial parameters of engine '" + core.name + "'");
   for (std::size_t r = 1; r < hashes.size(); ++r) {
     if (hashes[r] != hashes[0]) {
       throw Mismatch("engine '" + core.name +
@@ -244,7 +287,8 @@ void WorldState::drop_retired() {
 }
 
 std::uint64_t WorldState::world_hash() const {
-  std::vector<std::uint64_t> parts{sequencer_.order_hash()};
+  std::vector<std::uint64_t> parts{sequencer_.order_hash(),
+                                   static_cast<std::uint64_t>(options_.average)};
   for (const auto& core : cores_) {
     parts.push_back(core->retired() ? 0 : core->layout_hash);
   }

@@ -231,7 +231,6 @@ Resolution Sequencer::close_merged(const CloseMerged& close) {
   resolution.failed_ranks = close.failed_ranks;
   resolution.ranks_in_pass = pass.gate->count(Word::kBackward);
   resolution.took_engines = close.took_engines;
-  resolution.held_back.resize(at(shape_.engines));
 
   const auto touched = [&](int engine) {
     return close.took_engines[at(engine)] || close.holding_engines[at(engine)];
@@ -252,9 +251,6 @@ Resolution Sequencer::close_merged(const CloseMerged& close) {
       if (close.late_buckets[at(bucket)] && !holds_back(engine_of(bucket))) {
         launch(bucket, true);
       }
-    }
-    for (int e = 0; e < shape_.engines; ++e) {
-      resolution.held_back[at(e)] = holds_back(e);
     }
     for (const int bucket : order_) {
       const int engine = engine_of(bucket);

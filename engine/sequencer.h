@@ -52,9 +52,8 @@ enum class Arrival : std::uint8_t { kMain, kLate, kDropped };
 struct Resolution {
   bool failed = false;
   Bits failed_ranks;
-  int ranks_in_pass = 0;  // that ran it, empty participants not counted
-  Bits took_engines;      // on any rank: they count the pass
-  Bits held_back;         // engines of H: late sums go into main (bucket by bucket, below)
+  int ranks_in_pass = 0;             // that ran it, empty participants not counted
+  Bits took_engines;                 // on any rank: they count the pass
   std::vector<Launch> late_to_main;  // this rank's late buffers to add to main, in order
 };
 

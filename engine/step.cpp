@@ -65,6 +65,7 @@ StepResult WorldState::step(const std::vector<const EngineCore*>& engines,
   }
   return guarded([&] {
     Lock lock(mutex_);
+    check_parameters();
     GateSay say;
     say.word = Word::kStep;
     say.step_engines.assign(cores_.size(), engines.empty());
@@ -104,13 +105,16 @@ StepResult WorldState::perform_step(Lock& lock, const GateMerged& gate) {
         StepReason::kNonFinite;  // parameters, moments and step counts stay as they were
   } else {
     result.clip_factor = clip_factor(result.norm, gate.clip_norm);
-    update_and_gather(parts, result);
+    update_and_gather(gate, parts, result);
     result.reason = StepReason::kApplied;
     result.applied = true;
     ++updates_;
   }
 
   clear_windows(gate.step_engines);
+  for (const Part& part : parts) {
+    part.core->armed = false;
+  }
   for (const auto& core : cores_) {
     core->window.passed_over = core->window.passes > 0;
     if (core->channel) {
@@ -224,7 +228,9 @@ void WorldState::joint_norm(Lock& lock, std::vector<Part>& parts, StepResult& re
   result.times.norm = watch.lap();
 }
 
-void WorldState::update_and_gather(std::vector<Part>& parts, StepResult& result) {
+void WorldState::update_and_gather(const GateMerged& gate,
+                                   std::vector<Part>& parts,
+                                   StepResult& result) {
   Stopwatch watch;
   for (Part& part : parts) {
     if (part.unseen) {
@@ -253,13 +259,15 @@ void WorldState::update_and_gather(std::vector<Part>& parts, StepResult& result)
       core.shard->update(static_cast<std::int32_t>(b), parallel);
       // The queue copies the peers' slices of this bucket while the next one is updated.
       const std::uint64_t gather = core.channel->post_gather();
-      queue_->enqueue([&core, &bucket, b, gather, size = group_.size, until = deadline()] {
-        const std::size_t element = kernels::bytes_of(bucket.dtype);
-        core.channel->gather(
+      queue_->enqueue([shared = cores_[static_cast<std::size_t>(core.index)], b, gather,
+                       size = group_.size, until = deadline()] {
+        const zero::BucketLayout& layout = shared->plan.buckets[b];
+        const std::size_t element = kernels::bytes_of(layout.dtype);
+        shared->channel->gather(
             gather,
             [&](int rank) {
-              const zero::Range slice = zero::slice_of({rank, size}, bucket.numel);
-              const auto base = static_cast<std::size_t>(bucket.flat_offset);
+              const zero::Range slice = zero::slice_of({rank, size}, layout.numel);
+              const auto base = static_cast<std::size_t>(layout.flat_offset);
               return comm::ByteRange{base + static_cast<std::size_t>(slice.begin) * element,
                                      base + static_cast<std::size_t>(slice.end) * element};
             },
@@ -269,9 +277,9 @@ void WorldState::update_and_gather(std::vector<Part>& parts, StepResult& result)
   }
   result.times.update = watch.lap();
   await_event(queue_->record(), "gathering the updated parameters");
-  for (Part& part : parts) {
-    if (!part.unseen) {
-      exchange_buffers(*part.core);
+  for (Part& part : parts) {  // buffers of frozen engines too: their BatchNorm runs all the same
+    if (part.core->channel) {
+      exchange_buffers(*part.core, gate.stepping_ranks);
       part.core->channel->wait_gathered_by_all("updated parameters", deadline());
       part.core->parameters->touch(part.seen);
     }
@@ -280,15 +288,18 @@ void WorldState::update_and_gather(std::vector<Part>& parts, StepResult& result)
   result.times.gather = watch.lap();
 }
 
-/// Module buffers follow the engine's policy after an applied step.
-void WorldState::exchange_buffers(EngineCore& core) {
+/// Module buffers follow the engine's policy after an applied step. `stepping`: ranks whose buffers
+/// are up to date; those that have left only receive.
+void WorldState::exchange_buffers(EngineCore& core, const Bits& stepping) {
   if (core.buffers.empty() || group_.size == 1 || core.options.buffers == BufferPolicy::kLeave) {
     return;
   }
   if (core.options.buffers == BufferPolicy::kAverage) {
-    average_buffers(core);
+    average_buffers(core, stepping);
   }
-  if (group_.rank == 0) {
+  const auto root =
+      static_cast<int>(std::find(stepping.begin(), stepping.end(), true) - stepping.begin());
+  if (group_.rank == root) {
     core.pack_buffers();
   }
   const std::uint64_t gather = core.channel->post_gather();
@@ -297,38 +308,42 @@ void WorldState::exchange_buffers(EngineCore& core) {
   core.channel->gather(
       gather,
       [&](int rank) {
-        return rank == 0 ? comm::ByteRange{begin, end} : comm::ByteRange{};
+        return rank == root ? comm::ByteRange{begin, end} : comm::ByteRange{};
       },
       "module buffers", deadline());
   core.unpack_buffers();
 }
 
-/// Floating-point buffers become their mean over ranks, summed in rank order in fp32; rank 0's copy
-/// of it is what exchange_buffers() then hands to everyone.
-void WorldState::average_buffers(EngineCore& core) {
+/// Floating-point buffers become their mean over the stepping ranks, summed in rank order in fp32;
+/// the first one's copy of it is what exchange_buffers() then hands to everyone.
+void WorldState::average_buffers(EngineCore& core, const Bits& stepping) {
   std::int64_t numel = 0;
-  for (const at::Tensor& buffer : core.buffers) {
+  for (const auto& [name, buffer, bytes] : core.buffers) {
     numel += buffer.is_floating_point() ? buffer.numel() : 0;
   }
   if (numel == 0) {
     return;
   }
+  const bool contributes = stepping[static_cast<std::size_t>(group_.rank)];
   comm::Staging staging = core.channel->acquire(static_cast<std::size_t>(numel) * sizeof(float));
   const at::Tensor mine = at::from_blob(staging.data, {numel}, at::kFloat);
   std::int64_t offset = 0;
-  for (const at::Tensor& buffer : core.buffers) {
+  for (const auto& [name, buffer, bytes] : core.buffers) {
     if (buffer.is_floating_point()) {
       mine.narrow(0, offset, buffer.numel()).copy_(buffer.detach().reshape({-1}));
       offset += buffer.numel();
     }
   }
+  if (!contributes) {
+    core.channel->give_back(std::exchange(staging, {}));
+  }
   const comm::PostId post = core.channel->post(staging, kernels::Dtype::kFloat32);
   const at::Tensor sum = at::empty({numel}, at::kFloat);
   core.channel->fold(post, 0, numel, sum.data_ptr<float>(), kernels::Accumulator::kFresh,
                      "module buffers", deadline());
-  sum.div_(group_.size);
+  sum.div_(static_cast<double>(std::count(stepping.begin(), stepping.end(), true)));
   offset = 0;
-  for (at::Tensor& buffer : core.buffers) {
+  for (auto& [name, buffer, bytes] : core.buffers) {
     if (buffer.is_floating_point()) {
       buffer.detach().copy_(sum.narrow(0, offset, buffer.numel()).view(buffer.sizes()));
       offset += buffer.numel();

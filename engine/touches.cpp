@@ -9,20 +9,24 @@ namespace tandem::engine {
 
 void WorldState::backward(const at::Tensor& loss, bool retain_graph) {
   check_usable();
+  const std::int64_t passes_before = locked([&] { return passes_; });
   try {
     loss.backward({}, retain_graph);
   } catch (...) {
     const std::exception_ptr original = std::current_exception();
     Lock lock(mutex_);
-    if (sequencer_.in_pass() && !sequencer_.closed()) {
-      abandoned_ = true;
-      tracker_->disarm();
-    }
-    try {
-      wait_until_resolved(lock);
-      failure_ = nullptr;  // the original is the report
-    } catch (const std::exception& error) {
-      break_world(error.what());
+    const bool opened_a_pass = passes_ != passes_before;
+    if (opened_a_pass && !broken_) {  // else it threw before its first hook: nothing was posted
+      try {
+        abandon_own_pass();
+        wait_until_resolved(lock);
+        failure_ = nullptr;  // the original is the report
+      } catch (const InvalidArgument&) {
+        // Called from inside another pass, or another thread's pass is open: that one is left
+        // alone.
+      } catch (const std::exception& error) {
+        break_world(error.what());
+      }
     }
     std::rethrow_exception(original);
   }
@@ -39,12 +43,9 @@ void WorldState::resolve_pass() {
 std::int64_t WorldState::window() {
   return guarded([&] {
     Lock lock(mutex_);
-    // What a pass failed with is kept for the next call that throws it.
-    if (sequencer_.in_pass() && !sequencer_.closed() && !abandoned_) {
-      abandoned_ = true;
-      tracker_->disarm();
-    }
-    wait_until_resolved(lock);
+    abandon_own_pass();
+    wait_until_resolved(
+        lock);  // what the pass failed with is kept for the next call that throws it
     return window_passes_;
   });
 }
@@ -94,7 +95,6 @@ void WorldState::clear_windows(const Bits& engines) {
   for (const auto& core : cores_) {
     if (engines[static_cast<std::size_t>(core->index)] && core->gradients != nullptr) {
       core->clear_window();
-      core->armed = false;
       sequencer_.clear_window(core->index);
     }
   }

@@ -4,6 +4,7 @@
 #include <tandem/engine.h>
 #include <tandem/world.h>
 
+#include <chrono>
 #include <cstdio>
 #include <exception>
 #include <string>
@@ -14,10 +15,16 @@ namespace tandem {
 
 namespace {
 
+constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(24 * 366);
+
 void check(const WorldOptions& options) {
   if (options.timeout.count() <= 0) {
     throw InvalidArgument("WorldOptions::timeout is " + std::to_string(options.timeout.count()) +
                           " ms; it is > 0");
+  }
+  if (options.timeout > kLongestTimeout) {
+    throw InvalidArgument("WorldOptions::timeout is " + std::to_string(options.timeout.count()) +
+                          " ms; it is at most a year: a wait without an end hides a dead rank");
   }
   if (options.queue_delay_us < 0) {
     throw InvalidArgument("WorldOptions::queue_delay_us is " +
@@ -76,7 +83,13 @@ World::~World() {
     return;
   }
   try {
-    close();
+    try {
+      close();
+    } catch (const BackwardFailed&) {  // said once; the world itself is whole
+      close();
+    } catch (const Mismatch&) {
+      close();
+    }
   } catch (const std::exception& error) {
     std::fprintf(stderr, "tandem: rank %d could not close its world: %s\n", rank(), error.what());
   }

@@ -24,11 +24,6 @@ WorldState::WorldState(std::unique_ptr<comm::Rendezvous> rendezvous, const World
       progress_([this] { progress(); }) {}
 
 WorldState::~WorldState() {
-  tracker_.reset();  // no event from here on
-  if (!closed_ && !broken_) {
-    control_->abort("rank " + std::to_string(group_.rank) +
-                    " ended its world without close(), probably by an exception");
-  }
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
@@ -36,6 +31,11 @@ WorldState::~WorldState() {
   progress_wanted_.notify_all();
   control_->wake();
   progress_.join();
+  tracker_.reset();  // no event from here on
+  if (!closed_ && !broken_) {
+    control_->abort("rank " + std::to_string(group_.rank) +
+                    " ended its world without close(), probably by an exception");
+  }
   queue_.reset();  // what is enqueued ends by itself: peers are there, or the world is aborted
 }
 

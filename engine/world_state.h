@@ -119,9 +119,14 @@ class WorldState : public hooks::PassSink {
   void wait_until_resolved(Lock& lock);
   void resolve(Lock& lock);
   void report_failure(Lock& lock);
-  GateMerged agree(Lock& lock, const GateSay& words);
+  /// `said`: what to say of it if ranks differ; empty: described.
+  GateMerged agree(Lock& lock, const GateSay& words, const std::vector<std::string>& said = {});
   void join_pass(Lock& lock, const GateMerged& gate, const std::optional<std::string>& error);
-  [[noreturn]] void explain(Lock& lock, const std::string& error);
+  [[noreturn]] void explain(Lock& lock, const std::string& error, bool windows_discarded);
+  std::vector<std::string> gather_texts(Lock& lock,
+                                        const std::string& text,
+                                        const std::string& what);
+  void abandon_own_pass();
   [[noreturn]] void time_out(const std::string& what, const std::vector<int>& missing);
   void complete_say(GateSay& say) const;
   [[nodiscard]] std::vector<std::string> describe(const GateSay& say) const;
@@ -129,16 +134,17 @@ class WorldState : public hooks::PassSink {
   /// Runs a collective call; what breaks it on this rank breaks the world.
   template <class Body>
   auto guarded(Body&& body);
+  /// Under the lock.
   void break_world(const std::string& text) noexcept;
 
   // pass.cpp
   bool advance();
+  bool take_rounds();
   void post_gate(const GateSay& say);
   void post_close(bool failed);
   void finish_pass(const CloseMerged& close);
   void launch_due();
   void launch(const Launch& launch);
-  [[nodiscard]] EngineCore& core_of(std::int32_t serial) const;
   [[nodiscard]] EngineCore* live_core(std::int32_t serial) const;
   void check_parameters() const;
 
@@ -148,13 +154,13 @@ class WorldState : public hooks::PassSink {
   std::vector<Part> gather_parts(const GateMerged& gate) const;
   void wait_for_reductions(StepTimes& times);
   void joint_norm(Lock& lock, std::vector<Part>& parts, StepResult& result);
-  void update_and_gather(std::vector<Part>& parts, StepResult& result);
-  void exchange_buffers(EngineCore& core);
-  void average_buffers(EngineCore& core);
+  void update_and_gather(const GateMerged& gate, std::vector<Part>& parts, StepResult& result);
+  void exchange_buffers(EngineCore& core, const Bits& stepping);
+  void average_buffers(EngineCore& core, const Bits& stepping);
 
   // registration.cpp
   void drop_retired();
-  void agree_on_values(EngineCore& core);
+  void agree_on_values(Lock& lock, EngineCore& core);
   [[nodiscard]] std::uint64_t world_hash() const;
 
   // world_state.cpp
@@ -228,6 +234,7 @@ auto WorldState::guarded(Body&& body) {
   } catch (const BackwardFailed&) {
     throw;
   } catch (const std::exception& error) {
+    const std::lock_guard lock(mutex_);
     break_world(error.what());
     throw;
   }

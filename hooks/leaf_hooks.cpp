@@ -74,7 +74,7 @@ class LeafHook : public torch::autograd::PostAccumulateGradHook {
     if (!slot.defined()) return;  // the previous occupant took it
     // Out of the leaf before anything can throw: a retry would add to what is left there.
     at::Tensor gradient = std::exchange(slot, at::Tensor());
-    const PassState::Entry entry = state->enter(link.engine);
+    const PassState::Entry entry = state->enter();
     switch (entry.verdict) {
       case PassState::Verdict::kDeliver:
         // With create_graph the gradient is part of a graph that reaches back to the leaf.

@@ -13,21 +13,17 @@
 namespace tandem::hooks {
 namespace {
 
-std::string refused_for_thread(std::int32_t engine) {
-  return "a backward pass that reaches engine " + std::to_string(engine) +
-         " was started on a second thread while another thread's pass is open in the same world; "
-         "its "
-         "gradients are dropped. Run the backward passes of one world one after another, or give "
-         "each "
-         "thread a world of its own";
-}
+constexpr const char* kRefusedForThread =
+    "a backward pass was started on a second thread while another thread's pass is open in the "
+    "same "
+    "world; its gradients are dropped. Run the backward passes of one world one after another, or "
+    "give "
+    "each thread a world of its own";
 
-std::string refused_inside_failed(std::int32_t engine) {
-  return "a backward pass that reaches engine " + std::to_string(engine) +
-         " was started inside one that has already failed; its gradients are dropped. Let the "
-         "first "
-         "exception leave the outer backward(), then repeat the pass";
-}
+constexpr const char* kRefusedInsideFailed =
+    "a backward pass was started inside one that has already failed; its gradients are dropped. "
+    "Let the "
+    "first exception leave the outer backward(), then repeat the pass";
 
 }  // namespace
 
@@ -56,12 +52,12 @@ class PassState::TaskEnd {
   bool ended_ = false;
 };
 
-PassState::Entry PassState::enter(std::int32_t engine) {
+PassState::Entry PassState::enter() {
   const int task = torch::autograd::get_current_graph_task_id();
   if (task < 0) {
     throw InvalidArgument(
-        "a gradient of engine " + std::to_string(engine) +
-        " was accumulated outside any backward pass; it is dropped. Use backward()");
+        "a gradient of an engine's parameter was accumulated outside any backward pass; it is "
+        "dropped. Use backward()");
   }
   Entry entry{};
   if (find_entry(task, &entry)) return entry;
@@ -83,8 +79,8 @@ PassState::Entry PassState::enter(std::int32_t engine) {
     if (sink_ == nullptr) return {Verdict::kLeave, nullptr};
     if (joined_ != 0) {
       const bool nested = opener_ == me;
-      tasks_.emplace(task, Task{me, nested});
-      if (!nested) throw InvalidArgument(refused_for_thread(engine));
+      tasks_.emplace(task, Task{me, nested ? State::kJoined : State::kRefused});
+      if (!nested) throw InvalidArgument(kRefusedForThread);
       ++joined_;
       return {Verdict::kDeliver, sink_};
     }
@@ -92,8 +88,8 @@ PassState::Entry PassState::enter(std::int32_t engine) {
     // Taking those for new passes would count half a pass.
     for (const auto& [id, known] : tasks_) {
       if (known.thread == me) {
-        tasks_.emplace(task, Task{me, false});
-        throw BackwardFailed(refused_inside_failed(engine));
+        tasks_.emplace(task, Task{me, State::kRefused});
+        throw BackwardFailed(kRefusedInsideFailed);
       }
     }
     sink = sink_;
@@ -110,7 +106,8 @@ bool PassState::find_entry(int task, Entry* entry) const {
   }
   const auto found = tasks_.find(task);
   if (found == tasks_.end()) return false;
-  *entry = found->second.joined ? Entry{Verdict::kDeliver, sink_} : Entry{Verdict::kDrop, nullptr};
+  *entry = found->second.state == State::kJoined ? Entry{Verdict::kDeliver, sink_}
+                                                 : Entry{Verdict::kDrop, nullptr};
   return true;
 }
 
@@ -120,11 +117,11 @@ void PassState::open_pass(int task, PassSink& sink) {
     sink.opened();
   } catch (...) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    tasks_.emplace(task, Task{me, false});
+    tasks_.emplace(task, Task{me, State::kRefused});
     throw;
   }
   const std::lock_guard<std::mutex> lock(mutex_);
-  tasks_.emplace(task, Task{me, true});
+  tasks_.emplace(task, Task{me, State::kJoined});
   joined_ = 1;
   opener_ = me;
 }
@@ -135,9 +132,17 @@ void PassState::task_ended(int task) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = tasks_.find(task);
     if (found == tasks_.end()) return;
-    const bool joined = found->second.joined;
+    const State state = found->second.state;
     tasks_.erase(found);
-    if (!joined || --joined_ != 0) return;
+    if (state == State::kForgotten && sink_ != nullptr) {
+      // Whoever swallowed the exception of a nested backward() must not go on as if this one had
+      // worked.
+      throw BackwardFailed(
+          "this backward pass had already failed, probably in a nested backward() whose exception "
+          "was "
+          "caught inside it; its gradients were dropped. Repeat the pass");
+    }
+    if (state != State::kJoined || --joined_ != 0) return;
     sink = sink_;
   }
   // The pass is over before the sink hears of it: a throw in closed() leaves none open.
@@ -150,7 +155,7 @@ void PassState::task_died(int task) noexcept {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = tasks_.find(task);
     if (found == tasks_.end()) return;
-    const bool joined = found->second.joined;
+    const bool joined = found->second.state == State::kJoined;
     tasks_.erase(found);
     if (!joined) return;
     forget_pass();
@@ -171,7 +176,9 @@ void PassState::leave_sink() {
 
 // Under mutex_. The tasks stay known, as tasks whose hooks drop, until they die or end.
 void PassState::forget_pass() {
-  for (auto& [id, known] : tasks_) known.joined = false;
+  for (auto& [id, known] : tasks_) {
+    if (known.state == State::kJoined) known.state = State::kForgotten;
+  }
   joined_ = 0;
 }
 

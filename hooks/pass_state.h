@@ -37,8 +37,8 @@ class PassState : public std::enable_shared_from_this<PassState> {
   explicit PassState(PassSink& sink) : sink_(&sink) {}
 
   /// To be called by every hook, inside its graph task: opens a pass, joins the open one, or throws
-  /// if the task is refused just now. `engine` is for the message.
-  Entry enter(std::int32_t engine);
+  /// if the task is refused just now.
+  Entry enter();
   void disarm();
   /// From now on nothing calls the sink.
   void leave_sink();
@@ -49,9 +49,14 @@ class PassState : public std::enable_shared_from_this<PassState> {
 
  private:
   class TaskEnd;
+  enum class State : std::uint8_t {
+    kJoined,     // belongs to the open pass
+    kRefused,    // its hooks only drop; what refused it was thrown
+    kForgotten,  // its pass is over without it; its end says so, if nothing else has been thrown
+  };
   struct Task {
     std::thread::id thread;  // of its first hook
-    bool joined;             // else it was refused, or its pass is over without it
+    State state;
   };
 
   [[nodiscard]] bool find_entry(int task, Entry* entry) const;

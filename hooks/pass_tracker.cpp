@@ -9,10 +9,20 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace tandem::hooks {
 namespace {
+
+// True inside autograd::grad(): it hands gradients to its caller and accumulates none in leaves, so
+// it is no part of training and no pass. (backward(inputs) names leaves too, but captures nothing.)
+bool only_captures() {
+  const auto* execution = torch::autograd::get_current_graph_task_exec_info();
+  return execution != nullptr &&
+         std::any_of(execution->begin(), execution->end(),
+                     [](const auto& node) { return node.second.captures_ != nullptr; });
+}
 
 // Sits on the node that made the output, among the hooks of tensors: those run wherever the
 // gradient passes, also where it is what autograd::grad() was asked for and the node itself is not
@@ -25,9 +35,9 @@ class OutputHook : public torch::autograd::FunctionPreHook {
 
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
     // A node of several outputs runs the hooks of all of them, also if only a sibling was used.
-    if (output_ >= grads.size() || !grads[output_].defined()) return grads;
+    if (output_ >= grads.size() || !grads[output_].defined() || only_captures()) return grads;
     if (const std::shared_ptr<PassState> state = state_.lock()) {
-      const PassState::Entry entry = state->enter(engine_);
+      const PassState::Entry entry = state->enter();
       if (entry.verdict == PassState::Verdict::kDeliver) entry.sink->reached(engine_);
     }
     return grads;
@@ -54,7 +64,7 @@ void PassTracker::track_output(std::int32_t engine, const at::Tensor& output) {
 }
 
 void PassTracker::reach(std::int32_t engine) {
-  const PassState::Entry entry = state_->enter(engine);
+  const PassState::Entry entry = state_->enter();
   if (entry.verdict == PassState::Verdict::kDeliver) {
     entry.sink->reached(engine);
   }

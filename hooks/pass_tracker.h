@@ -106,7 +106,7 @@ class PassTracker {
   /// True if the open pass was opened by the calling thread.
   [[nodiscard]] bool opened_by_this_thread() const;
   /// Forgets the open pass without an event: its end is known otherwise. What its graph tasks still
-  /// deliver is dropped.
+  /// deliver is dropped, and their ends throw BackwardFailed, so that nobody takes them for passes.
   void disarm();
   /// Graph tasks in which a hook has fired and that neither ended nor died. 0 outside backward
   /// passes: nothing accumulates.

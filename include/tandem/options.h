@@ -14,16 +14,18 @@ namespace tandem {
 
 class EngineBase;
 
+// clang-format off
 /// What a window's gradient is divided by, once, in the update. R is the number of ranks that ran a
-/// pass, P the passes of the window that the engine took part in, pairs the (rank, pass) pairs of
-/// those passes (R * P if even), N the tokens counted on all ranks.
+/// pass, P the passes of the window that the engine took part in, pairs the (rank, pass) pairs of those
+/// passes (R * P if even), N the tokens counted on all ranks.
 ///
-/// | value          | divisor         | fits |
-/// |----------------|-----------------|------------------------------------------------------------|
-/// | kRanks         | pairs / P       | one pass a step, or several losses that add up (DDP's way)
-/// | | kMicroBatches  | pairs           | several micro-batches a step, each with a mean loss | |
-/// kTokens        | N               | losses that are sums over tokens; see count_tokens()       |
-/// | kNone          | 1               | losses that are scaled already |
+/// | value         | divisor   | fits                                                       |
+/// |---------------|-----------|------------------------------------------------------------|
+/// | kRanks        | pairs / P | one pass a step, or several losses that add up (DDP's way) |
+/// | kMicroBatches | pairs     | several micro-batches a step, each with a mean loss        |
+/// | kTokens       | N         | losses that are sums over tokens; see count_tokens()       |
+/// | kNone         | 1         | losses that are scaled already                             |
+// clang-format on
 enum class Average : std::uint8_t { kRanks, kMicroBatches, kTokens, kNone };
 
 struct WorldOptions {
@@ -32,7 +34,7 @@ struct WorldOptions {
   Average average = Average::kRanks;
 
   // --- changes when an error is raised ---
-  /// Longest wait for other ranks before Timeout; > 0.
+  /// Longest wait for other ranks before Timeout; > 0, at most a year.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
 
   // --- test instruments: change timing only ---

@@ -57,8 +57,8 @@ class World {
   /// hosts, or if MPI cannot serve threads.
   static World from_environment(const WorldOptions& options = {});
 
-  /// `size` ranks in this process, one for each thread that the caller runs. For tests and
-  /// debugging.
+  /// `size` ranks in this process, one for each thread that the caller runs: move each World into
+  /// its rank's thread and let it end there (closing is collective). For tests and debugging.
   static std::vector<World> in_process(int size, const WorldOptions& options = {});
 
   World(World&&) noexcept;

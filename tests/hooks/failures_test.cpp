@@ -1,5 +1,6 @@
 // tests/hooks/failures_test.cpp: passes that do not reach their end.
 #include "tests/hooks/recording_sink.h"
+#include <tandem/error.h>
 
 #include <torch/csrc/autograd/engine.h>
 
@@ -114,7 +115,7 @@ TEST_F(Failures, DisarmedPassEndsWithoutAnEvent) {
   sink.after = [&](const std::string& event) {
     if (event == "arrived 0.1") tracker.disarm();
   };
-  loss.backward({}, /*retain_graph=*/true);
+  EXPECT_THROW(loss.backward({}, /*retain_graph=*/true), BackwardFailed) << "its gradients went";
   EXPECT_THAT(sink.take(), ElementsAre("opened", "arrived 0.1"));
   expect_clean();
   expect_good_pass(loss);

@@ -75,29 +75,29 @@ TEST_F(Passes, AutogradGradDeliversNothing) {
   tracker.track_output(0, output);
   const at::Tensor gx = torch::autograd::grad({output.sum()}, {x})[0];
   EXPECT_EQ(value_of(gx), 2);
-  EXPECT_THAT(sink.take(), ElementsAre("opened", "reached 0", "closed"));
+  EXPECT_THAT(sink.take(), IsEmpty()) << "it trains nothing, so it is no pass";
   EXPECT_FALSE(w.grad().defined());
 }
 
 // Asked for the output itself, autograd::grad does not run the node that made it.
-TEST_F(Passes, AutogradGradOfATrackedOutputReachesIt) {
+TEST_F(Passes, AutogradGradOfATrackedOutputIsNoPass) {
   const at::Tensor w = leaf(2);
   const at::Tensor output = w * 3.0;
   tracker.track_output(0, output);
   const at::Tensor g = torch::autograd::grad({(output * 4.0).sum()}, {output})[0];
   EXPECT_EQ(value_of(g), 4);
-  EXPECT_THAT(sink.take(), ElementsAre("opened", "reached 0", "closed"));
+  EXPECT_THAT(sink.take(), IsEmpty());
 }
 
 // y = sum(x * x * w); gx = 2 x w; penalty = sum(gx * gx) = sum(4 x^2 w^2); dw = 8 x^2 w = 144.
-TEST_F(Passes, GradientPenaltyDeliversTheSecondPass) {
+TEST_F(Passes, GradientPenaltyIsOnePass) {
   const at::Tensor w = leaf(2), x = leaf(3);
   const auto hooks = tracker.attach_leaves(0, {w});
   const at::Tensor output = x * x * w;
   tracker.track_output(0, output);
   const at::Tensor gx = torch::autograd::grad({output.sum()}, {x}, {}, /*retain_graph=*/true,
                                               /*create_graph=*/true)[0];
-  EXPECT_THAT(sink.take(), ElementsAre("opened", "reached 0", "closed"));
+  EXPECT_THAT(sink.take(), IsEmpty());
   (gx * gx).sum().backward();
   EXPECT_THAT(sink.take(), ElementsAre("opened", "arrived 0.0", "closed"));
   EXPECT_EQ(value_of(sink.gradients[0]), 144);

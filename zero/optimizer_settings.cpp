@@ -1,9 +1,7 @@
-// zero/optimizer_settings.cpp: what optimizer settings are allowed, and their hash.
+// zero/optimizer_settings.cpp: what optimizer settings are allowed.
 #include "zero/optimizer_shard.h"
 #include <tandem/error.h>
 
-#include <array>
-#include <bit>
 #include <limits>
 #include <sstream>
 #include <string>
@@ -28,21 +26,6 @@ void check_beta(const char* field, double value) {
   throw InvalidArgument(text.str());
 }
 
-/// FNV-1a over the bytes of `values`, lowest byte first.
-template <std::size_t kCount>
-std::uint64_t fnv1a(std::uint64_t kind, const std::array<double, kCount>& values) {
-  std::uint64_t hash = 14695981039346656037ULL;
-  const auto add = [&hash](std::uint64_t word) {
-    for (int shift = 0; shift < 64; shift += 8) {
-      hash = (hash ^ ((word >> shift) & 0xFFU)) * 1099511628211ULL;
-    }
-  };
-  add(kind);
-  // + 0.0 makes -0 a +0: both step alike.
-  for (const double value : values) add(std::bit_cast<std::uint64_t>(value + 0.0));
-  return hash;
-}
-
 }  // namespace
 
 void check(const Optimizer& optimizer) {
@@ -58,15 +41,6 @@ void check(const Optimizer& optimizer) {
   check_not_negative("Sgd", "lr", sgd.lr);
   check_not_negative("Sgd", "momentum", sgd.momentum);
   check_not_negative("Sgd", "weight_decay", sgd.weight_decay);
-}
-
-std::uint64_t hash_of(const Optimizer& optimizer) {
-  if (const AdamW* adamw = std::get_if<AdamW>(&optimizer)) {
-    return fnv1a(optimizer.index(), std::array{adamw->lr, adamw->beta1, adamw->beta2, adamw->eps,
-                                               adamw->weight_decay});
-  }
-  const Sgd& sgd = std::get<Sgd>(optimizer);
-  return fnv1a(optimizer.index(), std::array{sgd.lr, sgd.momentum, sgd.weight_decay});
 }
 
 }  // namespace tandem::zero

@@ -118,7 +118,4 @@ class OptimizerShard {
 /// Throws InvalidArgument naming the field when a setting is NaN, infinite or out of range.
 void check(const Optimizer& optimizer);
 
-/// A hash of all scalars (learning rate, betas, ...), equal on ranks that would step alike.
-[[nodiscard]] std::uint64_t hash_of(const Optimizer& optimizer);
-
 }  // namespace tandem::zero

@@ -2,6 +2,7 @@
 // taken for looking, tokens counted around a failed pass, calls from inside a hook, frozen teachers
 // with running statistics, ranks that leave early.
 #include "tests/support/nodes.h"
+#include "tests/support/number.h"
 #include "tests/support/scenarios.h"
 #include "tests/support/trainer.h"
 #include <tandem/tandem.h>
@@ -22,20 +23,9 @@
 namespace tandem::testing {
 namespace {
 
-using ScaleEngine = Engine<std::shared_ptr<Scale>>;
-
 struct Thrown : std::runtime_error {
   Thrown() : std::runtime_error("thrown by the test") {}
 };
-
-/// One number "w" under SGD with learning rate 1: after a step it has moved by minus its gradient.
-ScaleEngine number(World& world, const char* name, double value = 0.0) {
-  return {world, std::make_shared<Scale>(1, value), {.name = name, .optimizer = Sgd{.lr = 1.0}}};
-}
-
-at::Tensor gradient_of(ScaleEngine& engine, double gradient) {
-  return engine.forward(torch::full({1}, gradient, torch::kFloat32)).sum();
-}
 
 /// The same; its backward runs `action`, which outlives it, when the pass is open: the engine's
 /// output has been reached.
@@ -61,7 +51,7 @@ TEST(Habits, GradientsTakenForLookingAreNoPass) {
     EXPECT_EQ(result.denominator, world.size());
     EXPECT_EQ(result.engines[0].passes, 1);
     // Mean of 1, 3, 5, ... over R ranks is R.
-    EXPECT_EQ(net->w.item<float>(), -static_cast<float>(world.size()));
+    EXPECT_EQ(value_of(net), -static_cast<float>(world.size()));
   });
 }
 
@@ -96,7 +86,7 @@ TEST(Habits, TokensOfAFailedWindowAreCountedAgainByTheRetry) {
       }
       ASSERT_TRUE(result.has_value());
       EXPECT_EQ(result->denominator, 10.0 * world.size());
-      EXPECT_EQ(net->w.item<float>(), -1.0F);
+      EXPECT_EQ(value_of(net), -1.0F);
     });
   }
 }
@@ -121,7 +111,7 @@ TEST(Habits, CallsFromInsideABackwardAreRefusedAndThePassGoesOn) {
     gradient_through(net, 1.0, action).backward();
     EXPECT_EQ(refused, 4);
     EXPECT_TRUE(world.step().applied);
-    EXPECT_EQ(net->w.item<float>(), -1.0F);
+    EXPECT_EQ(value_of(net), -1.0F);
   });
 }
 
@@ -141,7 +131,7 @@ TEST(Habits, ALossWithoutAGraphDoesNotSwallowAnEarlierFailure) {
         }
         gradient_of(net, 1.0).backward();
         EXPECT_TRUE(world.step().applied);
-        EXPECT_EQ(net->w.item<float>(), -1.0F);
+        EXPECT_EQ(value_of(net), -1.0F);
       },
       2);
 }
@@ -237,11 +227,11 @@ TEST(Habits, ALeaverOutlivesAStepThatWasRefused) {
           EXPECT_THROW(world.step(), InvalidArgument) << "nobody counted tokens";
           world.count_tokens(3);
           EXPECT_TRUE(world.step().applied);
-          EXPECT_EQ(net->w.item<float>(), -2.0F);
+          EXPECT_EQ(value_of(net), -2.0F);
         } else {
           world.count_tokens(3);
           EXPECT_TRUE(world.step().applied);
-          EXPECT_EQ(net->w.item<float>(), -2.0F);
+          EXPECT_EQ(value_of(net), -2.0F);
         }
         world.leave();
       },

@@ -1,5 +1,6 @@
 // tests/integration/scopes_test.cpp: only() and hold(): which gradients of a pass count, and when
 // they travel.
+#include "tests/support/number.h"
 #include "tests/support/scenarios.h"
 #include "tests/support/trainer.h"
 
@@ -13,19 +14,6 @@
 
 namespace tandem::testing {
 namespace {
-
-using ScaleEngine = Engine<std::shared_ptr<Scale>>;
-
-/// One number "w" under SGD with learning rate 1: after a step it has moved by minus its gradient.
-ScaleEngine number(World& world, const char* name, double value = 0.0) {
-  return {world, std::make_shared<Scale>(1, value), {.name = name, .optimizer = Sgd{.lr = 1.0}}};
-}
-
-at::Tensor gradient_of(ScaleEngine& engine, double gradient) {
-  return engine.forward(torch::full({1}, gradient, torch::kFloat32)).sum();
-}
-
-float value_of(ScaleEngine& engine) { return engine->w.item<float>(); }
 
 TEST(Only, DropsWhatArrivesElsewhere) {
   on_ranks(patient(), [](World& world) {

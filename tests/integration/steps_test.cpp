@@ -1,6 +1,7 @@
 // tests/integration/steps_test.cpp: the joint step: who steps, by which factor, and when nothing
 // may change.
 #include "tests/support/keyed.h"
+#include "tests/support/number.h"
 #include "tests/support/scenarios.h"
 #include "tests/support/trainer.h"
 
@@ -14,19 +15,6 @@
 
 namespace tandem::testing {
 namespace {
-
-using ScaleEngine = Engine<std::shared_ptr<Scale>>;
-
-/// One number "w" under SGD with learning rate 1: after a step it has moved by minus its gradient.
-ScaleEngine number(World& world, const char* name, double value = 0.0) {
-  return {world, std::make_shared<Scale>(1, value), {.name = name, .optimizer = Sgd{.lr = 1.0}}};
-}
-
-at::Tensor gradient_of(ScaleEngine& engine, double gradient) {
-  return engine.forward(torch::full({1}, gradient, torch::kFloat32)).sum();
-}
-
-float value_of(ScaleEngine& engine) { return engine->w.item<float>(); }
 
 TEST(Step, ReportsWhatItDid) {
   on_ranks(patient(), [](World& world) {

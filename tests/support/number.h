@@ -1,0 +1,26 @@
+// tests/support/number.h: the smallest engine: one number whose gradient a test chooses.
+#pragma once
+
+#include "tests/support/models.h"
+#include <tandem/tandem.h>
+
+#include <torch/types.h>
+
+#include <memory>
+
+namespace tandem::testing {
+
+using ScaleEngine = Engine<std::shared_ptr<Scale>>;
+
+/// One number "w" under SGD with learning rate 1: after a step it has moved by minus its gradient.
+inline ScaleEngine number(World& world, const char* name, double value = 0.0) {
+  return {world, std::make_shared<Scale>(1, value), {.name = name, .optimizer = Sgd{.lr = 1.0}}};
+}
+
+inline at::Tensor gradient_of(ScaleEngine& engine, double gradient) {
+  return engine.forward(torch::full({1}, gradient, torch::kFloat32)).sum();
+}
+
+inline float value_of(ScaleEngine& engine) { return engine->w.item<float>(); }
+
+}  // namespace tandem::testing

@@ -6,8 +6,7 @@
 //
 // C1 test() never blocks; only wait() does, with a deadline.
 // C2 After abort() on any rank, every test of a round that some rank will never post throws the
-// same
-//    WorldBroken, promptly; a round that all ranks had posted before is still delivered.
+//    same WorldBroken, promptly; a round that all ranks had posted before is still delivered.
 // Thread safety: posts and tests are called under the caller's lock; wait_for_change and
 // abort from any thread.
 // Called by engine.

@@ -72,8 +72,7 @@ void initialize() {
     throw SystemError(
         "MPI does not provide MPI_THREAD_MULTIPLE; if the program calls MPI_Init itself, call "
         "MPI_Init_thread with MPI_THREAD_MULTIPLE (or let Tandem do it), else use an MPI built "
-        "with "
-        "thread support");
+        "with thread support");
   }
 }
 

@@ -201,8 +201,7 @@ void WorldState::abandon_own_pass() {
   if (hooks::PassTracker::inside_graph_task()) {
     throw InvalidArgument(
         "a collective call of a world was made from inside a backward pass; make it before or "
-        "after "
-        "backward()");
+        "after backward()");
   }
   if (!sequencer_.in_pass() || sequencer_.closed() || abandoned_) {
     return;
@@ -210,8 +209,7 @@ void WorldState::abandon_own_pass() {
   if (!tracker_->opened_by_this_thread()) {
     throw InvalidArgument(
         "a collective call of a world was made while another thread is in a backward pass of it; "
-        "one "
-        "thread at a time");
+        "one thread at a time");
   }
   abandoned_ = true;
   tracker_->disarm();

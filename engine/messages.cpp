@@ -198,8 +198,7 @@ std::optional<std::string> gate_error(const GateMerged& gate, int ranks) {
   }
   if (!gate.hashes_equal) {
     return "ranks hold different engines, layouts or orders (an engine made or destroyed on some "
-           "ranks "
-           "only?)";
+           "ranks only?)";
   }
   if (gate.said(Word::kRegister) && gate.count(Word::kRegister) != ranks) {
     return "some ranks make an Engine while others do something else";

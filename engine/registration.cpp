@@ -77,8 +77,7 @@ std::string overlap_in(const std::vector<zero::ParameterInfo>& infos,
       return "parameters '" + infos[starts[k - 1].second].name + "' and '" +
              infos[starts[k].second].name +
              "' are different tensors over the same memory; tie them by using one tensor twice, or "
-             "give "
-             "each its own memory";
+             "give each its own memory";
     }
   }
   return {};

@@ -15,15 +15,13 @@ namespace {
 
 constexpr const char* kRefusedForThread =
     "a backward pass was started on a second thread while another thread's pass is open in the "
-    "same "
-    "world; its gradients are dropped. Run the backward passes of one world one after another, or "
-    "give "
-    "each thread a world of its own";
+    "same world; its gradients are dropped. Run the backward passes of one world one after "
+    "another, or "
+    "give each thread a world of its own";
 
 constexpr const char* kRefusedInsideFailed =
     "a backward pass was started inside one that has already failed; its gradients are dropped. "
-    "Let the "
-    "first exception leave the outer backward(), then repeat the pass";
+    "Let the first exception leave the outer backward(), then repeat the pass";
 
 }  // namespace
 
@@ -139,8 +137,7 @@ void PassState::task_ended(int task) {
       // worked.
       throw BackwardFailed(
           "this backward pass had already failed, probably in a nested backward() whose exception "
-          "was "
-          "caught inside it; its gradients were dropped. Repeat the pass");
+          "was caught inside it; its gradients were dropped. Repeat the pass");
     }
     if (state != State::kJoined || --joined_ != 0) return;
     sink = sink_;

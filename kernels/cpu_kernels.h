@@ -11,6 +11,7 @@
 #include "kernels/update.h"
 
 #include <cstdint>
+#include <variant>
 
 namespace tandem::kernels {
 
@@ -20,9 +21,8 @@ struct CpuKernels {
       const Slice* slices, std::int64_t count, std::int64_t numel, float* acc, Accumulator state);
   /// norm.h; numel <= kNormBlock.
   double (*block_sum_of_squares)(const float* x, std::int64_t numel);
-  /// update.h.
-  void (*update_adamw)(const AdamWUpdate& functor, const UpdateArrays& arrays);
-  void (*update_sgd)(const SgdUpdate& functor, const UpdateArrays& arrays);
+  /// update.h. By Update::index(); `functor` points to that alternative.
+  void (*update[std::variant_size_v<Update>])(const void* functor, const UpdateArrays& arrays);
 };
 
 /// The table of one of available_isas().

@@ -6,7 +6,6 @@
 #include "kernels/norm.h"
 
 #include <algorithm>
-#include <array>
 #include <mutex>
 #include <variant>
 
@@ -18,8 +17,6 @@ namespace {
 constexpr std::int64_t kTaskNumel = 64 * kBlock;
 // What a fragment costs besides its elements, in elements: thousands of scalars are work, too.
 constexpr std::int64_t kFragmentCost = 32;
-// SGD without momentum runs in pieces whose scratch state stays in the first-level cache.
-constexpr std::int64_t kScratchNumel = 2 * kBlock;
 
 static_assert(kBlock == kernels::kNormBlock, "P2: no norm block straddles two slices");
 
@@ -149,8 +146,8 @@ kernels::UpdateArrays OptimizerShard::arrays_of(const Fragment& fragment) const 
   arrays.param = parameter_data(fragment);
   arrays.param_dtype = plan_.buckets[static_cast<std::size_t>(fragment.bucket)].dtype;
   if (fragment.master_offset >= 0) arrays.master = masters_.data() + fragment.master_offset;
-  if (!state0_.empty()) arrays.state0 = state0_.data() + fragment.shard_offset;
-  if (!state1_.empty()) arrays.state1 = state1_.data() + fragment.shard_offset;
+  if (!state0_.empty()) arrays.state[0] = state0_.data() + fragment.shard_offset;
+  if (!state1_.empty()) arrays.state[1] = state1_.data() + fragment.shard_offset;
   arrays.numel = fragment.numel;
   return arrays;
 }
@@ -158,42 +155,32 @@ kernels::UpdateArrays OptimizerShard::arrays_of(const Fragment& fragment) const 
 void OptimizerShard::update_adamw(const AdamW& adamw, std::span<const Fragment> fragments) const {
   // Nearly all parameters have taken the same number of steps: two powers once, not per parameter.
   std::int64_t step_of_functor = 0;
-  kernels::AdamWUpdate functor;
+  kernels::Update functor;
   for (const Fragment& fragment : fragments) {
     const auto parameter = static_cast<std::size_t>(fragment.parameter);
     if (!seen_[parameter]) continue;
     if (step_counts_[parameter] != step_of_functor) {
       step_of_functor = step_counts_[parameter];
-      functor = kernels::AdamWUpdate::at_step(adamw.lr, adamw.beta1, adamw.beta2, adamw.eps,
-                                              adamw.weight_decay, step_of_functor, grad_factor_);
+      functor = kernels::AdamUpdate<true, false>::at_step(adamw.lr, adamw.beta1, adamw.beta2,
+                                                          adamw.eps, adamw.weight_decay,
+                                                          step_of_functor, grad_factor_);
     }
     kernels::update(functor, arrays_of(fragment));
   }
 }
 
 void OptimizerShard::update_sgd(const Sgd& sgd, std::span<const Fragment> fragments) const {
-  const auto functor =
-      kernels::SgdUpdate::at_step(sgd.lr, sgd.momentum, sgd.weight_decay, grad_factor_);
-  alignas(64) std::array<float, kScratchNumel> scratch;
   for (const Fragment& fragment : fragments) {
-    if (!seen_[static_cast<std::size_t>(fragment.parameter)]) continue;
-    const kernels::UpdateArrays whole = arrays_of(fragment);
-    if (whole.state0 != nullptr) {
-      kernels::update(functor, whole);
-      continue;
+    const auto parameter = static_cast<std::size_t>(fragment.parameter);
+    if (!seen_[parameter]) continue;
+    const std::int64_t step = step_counts_[parameter];
+    kernels::Update functor = kernels::SgdUpdate<false, false>::at_step(
+        sgd.lr, 0.0, 0.0, sgd.weight_decay, step, grad_factor_);
+    if (!state0_.empty()) {
+      functor = kernels::SgdUpdate<true, false>::at_step(sgd.lr, sgd.momentum, 0.0,
+                                                         sgd.weight_decay, step, grad_factor_);
     }
-    for (std::int64_t done = 0; done < whole.numel; done += kScratchNumel) {
-      kernels::UpdateArrays piece = whole;
-      piece.numel = std::min(kScratchNumel, whole.numel - done);
-      piece.grad += done;
-      piece.param = static_cast<std::byte*>(whole.param) +
-                    done * static_cast<std::int64_t>(kernels::bytes_of(whole.param_dtype));
-      if (whole.master != nullptr) piece.master += done;
-      // Cleared for each piece: zero times an infinity left by another parameter would be a NaN.
-      std::fill_n(scratch.begin(), piece.numel, 0.0F);
-      piece.state0 = scratch.data();
-      kernels::update(functor, piece);
-    }
+    kernels::update(functor, arrays_of(fragment));
   }
 }
 

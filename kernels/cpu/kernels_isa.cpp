@@ -9,7 +9,19 @@
 // Called through cpu_kernels().
 #include "kernels/bf16.h"
 #include "kernels/cpu_kernels.h"
+#include "kernels/fp16.h"
+#include "kernels/masters.h"
 #include "kernels/norm.h"
+
+#include <type_traits>
+
+// The arrays of an update are too many for checks of overlap; U1 and UpdateArrays say that there is
+// none, and compilers do not take it from __restrict alone.
+#if defined(__clang__)
+#define TANDEM_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define TANDEM_INDEPENDENT _Pragma("GCC ivdep")
+#endif
 
 namespace tandem::kernels {
 namespace {
@@ -33,6 +45,7 @@ TANDEM_KERNEL_INLINE void prefetch_chunk(const Element* p) {
 
 TANDEM_KERNEL_INLINE float value_of(float x) { return x; }
 TANDEM_KERNEL_INLINE float value_of(Bf16 x) { return to_float(x); }
+TANDEM_KERNEL_INLINE float value_of(Fp16 x) { return to_float(x); }
 
 /// acc[i] = (fresh ? +0 : acc[i]) + group[0][i] + ... + group[kCount - 1][i].
 template <typename Element, int kCount, bool kFresh>
@@ -79,18 +92,18 @@ void add_group_of(
 }
 
 /// Adds count slices of one type, beginning at element `begin` of each, to acc[0, numel).
-void add_slices(const Slice* slices,
-                int count,
-                std::int64_t begin,
-                std::int64_t numel,
-                float* acc,
-                bool fresh) {
-  if (slices[0].dtype == Dtype::kBFloat16) {
-    if (fresh) return add_group_of<Bf16, true>(slices, count, begin, numel, acc);
-    return add_group_of<Bf16, false>(slices, count, begin, numel, acc);
+template <bool kFresh>
+void add_slices(
+    const Slice* slices, int count, std::int64_t begin, std::int64_t numel, float* acc) {
+  switch (slices[0].dtype) {
+    case Dtype::kBFloat16:
+      return add_group_of<Bf16, kFresh>(slices, count, begin, numel, acc);
+    case Dtype::kFloat16:
+      return add_group_of<Fp16, kFresh>(slices, count, begin, numel, acc);
+    case Dtype::kFloat32:
+      break;
   }
-  if (fresh) return add_group_of<float, true>(slices, count, begin, numel, acc);
-  return add_group_of<float, false>(slices, count, begin, numel, acc);
+  add_group_of<float, kFresh>(slices, count, begin, numel, acc);
 }
 
 void fold_slices(
@@ -113,7 +126,11 @@ void fold_slices(
         if (slices[s].dtype != dtype) break;
         group[size++] = slices[s];
       }
-      add_slices(group, size, begin, block, acc + begin, fresh);
+      if (fresh) {
+        add_slices<true>(group, size, begin, block, acc + begin);
+      } else {
+        add_slices<false>(group, size, begin, block, acc + begin);
+      }
       fresh = false;
     }
     if (fresh) __builtin_memset(acc + begin, 0, static_cast<std::size_t>(block) * sizeof(float));
@@ -140,54 +157,103 @@ double sum_of_squares_of_block(const float* x, std::int64_t numel) {
   return lanes[0];
 }
 
-/// kMaster: the value is the master, and the parameter receives it rounded to bf16.
-template <typename Functor, bool kMaster>
+/// How a parameter is stored: as it is, or as Half with separate masters or with remainders.
+struct Plain {};
+template <typename Half>
+struct WithMasters {};
+struct WithRemainders {};
+
+template <typename Storage>
+struct ParamOf {
+  using Type = Bf16;
+};
+template <>
+struct ParamOf<Plain> {
+  using Type = float;
+};
+template <typename Half>
+struct ParamOf<WithMasters<Half>> {
+  using Type = Half;
+};
+
+template <typename Functor, typename Storage>
 void run_update(const Functor& given, const UpdateArrays& arrays) {
+  using Param = typename ParamOf<Storage>::Type;
+  constexpr bool kPlain = std::is_same_v<Storage, Plain>;
+  constexpr bool kRemainders = std::is_same_v<Storage, WithRemainders>;
+  constexpr bool kMasters = !kPlain && !kRemainders;
+  constexpr int kStates = Functor::kStates;
   const Functor functor = given;  // a copy: no store below can be thought to change its scalars
   const float* __restrict grad = arrays.grad;
-  float* __restrict value = kMaster ? arrays.master : static_cast<float*>(arrays.param);
-  Bf16* __restrict rounded = kMaster ? static_cast<Bf16*>(arrays.param) : nullptr;
-  float* __restrict state0 = arrays.state0;
-  float* __restrict state1 = arrays.state1;
+  Param* __restrict param = static_cast<Param*>(arrays.param);
+  float* __restrict master = arrays.master;
+  std::uint16_t* __restrict remainder = arrays.remainder;
+  float* __restrict state0 = arrays.state[0];
+  float* __restrict state1 = arrays.state[1];
+  float* __restrict state2 = arrays.state[2];
   const auto step = [=](std::int64_t i) {
-    float first = state0[i];
-    float updated = 0.0F;
-    if constexpr (Functor::kStates == 2) {
-      float second = state1[i];
-      updated = functor(value[i], grad[i], first, second);
-      state1[i] = second;
+    float state[kStates > 0 ? kStates : 1] = {};
+    if constexpr (kStates > 0) state[0] = state0[i];
+    if constexpr (kStates > 1) state[1] = state1[i];
+    if constexpr (kStates > 2) state[2] = state2[i];
+    float start = 0.0F;
+    if constexpr (kPlain) start = param[i];
+    if constexpr (kMasters) start = start_of(master[i], param[i]);
+    if constexpr (kRemainders) start = join_master(param[i], remainder[i]);
+    float updated = functor(start, grad[i], state);
+    if constexpr (kPlain) {
+      param[i] = updated;
     } else {
-      updated = functor(value[i], grad[i], first);
+      updated = canonical(updated);
+      if constexpr (kMasters) master[i] = updated;
+      if constexpr (kRemainders) remainder[i] = remainder_of(updated);
+      round_master(updated, param[i]);
     }
-    state0[i] = first;
-    value[i] = updated;
-    if constexpr (kMaster) rounded[i] = round_half_away(updated);
+    if constexpr (kStates > 0) state0[i] = state[0];
+    if constexpr (kStates > 1) state1[i] = state[1];
+    if constexpr (kStates > 2) state2[i] = state[2];
   };
   std::int64_t begin = 0;
   for (; begin + kChunk <= arrays.numel; begin += kChunk) {
     prefetch_chunk<false>(grad + begin);
-    prefetch_chunk<true>(value + begin);
-    prefetch_chunk<true>(state0 + begin);
-    if constexpr (Functor::kStates == 2) prefetch_chunk<true>(state1 + begin);
-    if constexpr (kMaster) prefetch_chunk<true>(rounded + begin);
+    prefetch_chunk<true>(param + begin);
+    if constexpr (kMasters) prefetch_chunk<true>(master + begin);
+    if constexpr (kRemainders) prefetch_chunk<true>(remainder + begin);
+    if constexpr (kStates > 0) prefetch_chunk<true>(state0 + begin);
+    if constexpr (kStates > 1) prefetch_chunk<true>(state1 + begin);
+    if constexpr (kStates > 2) prefetch_chunk<true>(state2 + begin);
+    TANDEM_INDEPENDENT
     for (std::int64_t i = begin; i < begin + kChunk; ++i) step(i);
   }
+  TANDEM_INDEPENDENT
   for (std::int64_t i = begin; i < arrays.numel; ++i) step(i);
 }
 
 template <typename Functor>
-void update_fragment(const Functor& functor, const UpdateArrays& arrays) {
-  if (arrays.master != nullptr) {
-    run_update<Functor, true>(functor, arrays);
+void update_fragment(const void* functor, const UpdateArrays& arrays) {
+  const Functor& given = *static_cast<const Functor*>(functor);
+  if (arrays.remainder != nullptr) {
+    run_update<Functor, WithRemainders>(given, arrays);
+  } else if (arrays.param_dtype == Dtype::kBFloat16) {
+    run_update<Functor, WithMasters<Bf16>>(given, arrays);
+  } else if (arrays.param_dtype == Dtype::kFloat16) {
+    run_update<Functor, WithMasters<Fp16>>(given, arrays);
   } else {
-    run_update<Functor, false>(functor, arrays);
+    run_update<Functor, Plain>(given, arrays);
   }
 }
+
+template <typename Variant>
+struct Table;
+template <typename... Functors>
+struct Table<std::variant<Functors...>> {
+  static constexpr CpuKernels kKernels = {
+      fold_slices, sum_of_squares_of_block, {update_fragment<Functors>...}};
+};
 
 }  // namespace
 
 extern const CpuKernels TANDEM_ISA_TABLE;
-const CpuKernels TANDEM_ISA_TABLE = {fold_slices, sum_of_squares_of_block,
-                                     update_fragment<AdamWUpdate>, update_fragment<SgdUpdate>};
+const CpuKernels TANDEM_ISA_TABLE = Table<Update>::kKernels;
 
 }  // namespace tandem::kernels

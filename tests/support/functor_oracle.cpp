@@ -35,20 +35,22 @@ class FunctorOracle : public Oracle {
       const float* gradient = sums.data_ptr<float>();
       float* master = masters_[i].data_ptr<float>();
       const Optimizer& settings = scenario_.engines[owner_[i]].optimizer;
-      if (const auto* adamw = std::get_if<AdamW>(&settings)) {
-        const auto functor =
-            kernels::AdamWUpdate::at_step(adamw->lr * schedule, adamw->beta1, adamw->beta2,
-                                          adamw->eps, adamw->weight_decay, count, factor);
+      const auto step = [&](const auto& functor) {
         for (std::size_t k = 0; k < state0_[i].size(); ++k) {
-          master[k] = functor(master[k], gradient[k], state0_[i][k], state1_[i][k]);
+          float state[2] = {state0_[i][k], state1_[i][k]};
+          master[k] = functor(master[k], gradient[k], state);
+          state0_[i][k] = state[0];
+          state1_[i][k] = state[1];
         }
+      };
+      if (const auto* adamw = std::get_if<AdamW>(&settings)) {
+        step(kernels::AdamUpdate<true, false>::at_step(adamw->lr * schedule, adamw->beta1,
+                                                       adamw->beta2, adamw->eps,
+                                                       adamw->weight_decay, count, factor));
       } else {
         const auto& sgd = std::get<Sgd>(settings);
-        const auto functor =
-            kernels::SgdUpdate::at_step(sgd.lr * schedule, sgd.momentum, sgd.weight_decay, factor);
-        for (std::size_t k = 0; k < state0_[i].size(); ++k) {
-          master[k] = functor(master[k], gradient[k], state0_[i][k]);
-        }
+        step(kernels::SgdUpdate<true, false>::at_step(sgd.lr * schedule, sgd.momentum, 0.0,
+                                                      sgd.weight_decay, count, factor));
       }
     }
   }

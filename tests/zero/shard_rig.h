@@ -204,15 +204,17 @@ class PlainLoop {
       for (std::size_t i = 0; i < masters_[p].size(); ++i) {
         float& w = masters_[p][i];
         const float g = gradients[p][i];
+        float state[2] = {state0_[p][i], state1_[p][i]};
         if (const AdamW* o = std::get_if<AdamW>(&optimizer_)) {
-          const auto functor = kernels::AdamWUpdate::at_step(o->lr, o->beta1, o->beta2, o->eps,
-                                                             o->weight_decay, counts_[p], factor);
-          w = functor(w, g, state0_[p][i], state1_[p][i]);
+          w = kernels::AdamUpdate<true, false>::at_step(
+              o->lr, o->beta1, o->beta2, o->eps, o->weight_decay, counts_[p], factor)(w, g, state);
         } else {
-          const Sgd& s = std::get<Sgd>(optimizer_);
-          w = kernels::SgdUpdate::at_step(s.lr, s.momentum, s.weight_decay, factor)(w, g,
-                                                                                    state0_[p][i]);
+          const Sgd& sgd = std::get<Sgd>(optimizer_);
+          w = kernels::SgdUpdate<true, false>::at_step(sgd.lr, sgd.momentum, 0.0, sgd.weight_decay,
+                                                       counts_[p], factor)(w, g, state);
         }
+        state0_[p][i] = state[0];
+        state1_[p][i] = state[1];
       }
     }
   }

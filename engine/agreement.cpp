@@ -238,7 +238,8 @@ void WorldState::complete_say(GateSay& say) const {
     Bits seen = core->window.seen;
     seen.resize(core->parameter_count());
     say.seen_parameters.insert(say.seen_parameters.end(), seen.begin(), seen.end());
-    say.tunables.push_back(core->retired() ? Tunables{} : core->tunables());
+    const std::vector<Tunables> tunables = core->tunables();
+    say.tunables.insert(say.tunables.end(), tunables.begin(), tunables.end());
     say.tokens.push_back(core->window.tokens);
     say.counted_engines[static_cast<std::size_t>(core->index)] = core->window.counted;
   }
@@ -283,8 +284,14 @@ std::vector<std::string> WorldState::describe(const GateSay& say) const {
     line.precision(17);
     line << "engine '" << core->name << "'";
     if (say.word == Word::kStep) {
-      const Tunables tunables = core->tunables();
-      line << ": learning rate " << tunables.lr << ", weight decay " << tunables.weight_decay;
+      const std::vector<Tunables> tunables = core->tunables();
+      for (std::size_t g = 0; g < tunables.size(); ++g) {
+        if (g > 0) {
+          line << "; group '" << core->shard->groups().name(g) << "'";
+        }
+        line << ": learning rate " << tunables[g].lr << ", weight decay "
+             << tunables[g].weight_decay;
+      }
     }
     lines.push_back(line.str());
   }

@@ -24,6 +24,18 @@ void check_setting(const char* what, double value) {
   }
 }
 
+/// Under the world's lock; errors name the engine.
+template <class Use>
+auto with_groups(const engine::EngineState& state, Use&& use) {
+  return state.world->locked([&] {
+    try {
+      return use(state.core->shard->groups());
+    } catch (const InvalidArgument& error) {
+      throw InvalidArgument("engine '" + state.core->name + "': " + error.what());
+    }
+  });
+}
+
 }  // namespace
 
 namespace detail {
@@ -86,22 +98,52 @@ void EngineBase::count_tokens(std::int64_t tokens) {
   state_->world->count_tokens(state_->core.get(), tokens);
 }
 
+// Group 0 are the settings of the engine itself (zero/parameter_groups.h).
+
 void EngineBase::set_learning_rate(double lr) {
   check_setting("learning rate", lr);
-  state_->world->locked([&] { state_->core->shard->set_learning_rate(lr); });
+  with_groups(*state_, [&](zero::ParameterGroups& groups) { groups.set_learning_rate(0, lr); });
+}
+
+void EngineBase::set_learning_rate(double lr, const std::string& group) {
+  check_setting("learning rate", lr);
+  with_groups(*state_, [&](zero::ParameterGroups& groups) {
+    groups.set_learning_rate(groups.find(group), lr);
+  });
 }
 
 void EngineBase::set_weight_decay(double weight_decay) {
   check_setting("weight decay", weight_decay);
-  state_->world->locked([&] { state_->core->shard->set_weight_decay(weight_decay); });
+  with_groups(*state_,
+              [&](zero::ParameterGroups& groups) { groups.set_weight_decay(0, weight_decay); });
+}
+
+void EngineBase::set_weight_decay(double weight_decay, const std::string& group) {
+  check_setting("weight decay", weight_decay);
+  with_groups(*state_, [&](zero::ParameterGroups& groups) {
+    groups.set_weight_decay(groups.find(group), weight_decay);
+  });
 }
 
 double EngineBase::learning_rate() const {
-  return state_->world->locked([&] { return state_->core->tunables().lr; });
+  return with_groups(*state_,
+                     [](zero::ParameterGroups& groups) { return groups.learning_rate(0); });
+}
+
+double EngineBase::learning_rate(const std::string& group) const {
+  return with_groups(*state_, [&](zero::ParameterGroups& groups) {
+    return groups.learning_rate(groups.find(group));
+  });
 }
 
 double EngineBase::weight_decay() const {
-  return state_->world->locked([&] { return state_->core->tunables().weight_decay; });
+  return with_groups(*state_, [](zero::ParameterGroups& groups) { return groups.weight_decay(0); });
+}
+
+double EngineBase::weight_decay(const std::string& group) const {
+  return with_groups(*state_, [&](zero::ParameterGroups& groups) {
+    return groups.weight_decay(groups.find(group));
+  });
 }
 
 std::int64_t EngineBase::step_count(const std::string& parameter) const {

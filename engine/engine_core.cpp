@@ -1,5 +1,6 @@
 #include "engine/engine_core.h"
 
+#include "zero/update_rule.h"
 #include <tandem/error.h>
 
 #include <ATen/ops/empty_like.h>
@@ -11,7 +12,6 @@
 #include <cstring>
 #include <sstream>
 #include <utility>
-#include <variant>
 
 namespace tandem::engine {
 
@@ -25,17 +25,12 @@ void Window::clear(std::size_t parameters, std::size_t buckets) {
   passed_over = false;
 }
 
-Tunables EngineCore::tunables() const {
-  return std::visit(
-      [](const auto& o) {
-        return Tunables{o.lr, o.weight_decay};
-      },
-      shard->optimizer());
-}
-
-void EngineCore::set_tunables(const Tunables& tunables) {
-  shard->set_learning_rate(tunables.lr);
-  shard->set_weight_decay(tunables.weight_decay);
+std::vector<Tunables> EngineCore::tunables() const {
+  std::vector<Tunables> all(groups);
+  for (std::size_t g = 0; g < groups && shard != nullptr; ++g) {
+    all[g] = {shard->groups().learning_rate(g), shard->groups().weight_decay(g)};
+  }
+  return all;
 }
 
 void EngineCore::clear_window() {
@@ -80,28 +75,26 @@ void EngineCore::check_buffers() const {
   }
 }
 
-std::vector<std::string> layout_lines(const std::string& name,
-                                      const EngineOptions& options,
-                                      const std::vector<zero::ParameterInfo>& parameters,
+std::vector<std::string> layout_lines(const EngineCore& core,
+                                      const std::optional<zero::ParameterGroups>& groups,
                                       const std::vector<std::string>& buffers) {
+  const EngineOptions& options = core.options;
   std::vector<std::string> lines;
   std::ostringstream head;
-  head << "engine '" << name << "': stage " << options.stage << ", bucket_bytes "
+  head << "engine '" << core.name << "': stage " << options.stage << ", bucket_bytes "
        << options.bucket_bytes << ", broadcast " << options.broadcast << ", buffers policy "
-       << static_cast<int>(options.buffers);
+       << static_cast<int>(options.buffers) << ", wire " << static_cast<int>(options.wire)
+       << ", masters " << static_cast<int>(options.masters);
   lines.push_back(head.str());
-  std::ostringstream optimizer;
-  optimizer.precision(17);
-  if (const auto* adamw = std::get_if<AdamW>(&options.optimizer)) {
-    optimizer << "AdamW lr " << adamw->lr << ", betas (" << adamw->beta1 << ", " << adamw->beta2
-              << "), eps " << adamw->eps << ", weight_decay " << adamw->weight_decay;
-  } else if (const auto* sgd = std::get_if<Sgd>(&options.optimizer)) {
-    optimizer << "Sgd lr " << sgd->lr << ", momentum " << sgd->momentum << ", weight_decay "
-              << sgd->weight_decay;
+  for (std::size_t g = 0; groups && g < groups->size(); ++g) {
+    lines.push_back((g == 0 ? "" : "group '" + groups->name(g) + "': ") +
+                    zero::describe(groups->settings(g)));
   }
-  lines.push_back(optimizer.str());
-  for (std::string& line : zero::describe(parameters)) {
-    lines.push_back("parameter " + std::move(line));
+  const std::vector<std::string> parameters = zero::describe(core.infos);
+  for (std::size_t p = 0; p < parameters.size(); ++p) {
+    const std::size_t group = groups ? groups->group_of(p) : 0;
+    lines.push_back("parameter " + parameters[p] +
+                    (group == 0 ? "" : " in group '" + groups->name(group) + "'"));
   }
   for (const std::string& line : buffers) {
     lines.push_back("buffer " + line);

@@ -19,6 +19,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,7 @@ struct EngineCore {
   EngineOptions options;
 
   std::vector<zero::ParameterInfo> infos;
+  std::size_t groups = 1;  // of parameters, the engine's own settings included
   struct Buffer {
     std::string name;
     at::Tensor tensor;
@@ -70,8 +72,8 @@ struct EngineCore {
   [[nodiscard]] bool retired() const { return hooks == nullptr; }
   [[nodiscard]] std::size_t parameter_count() const { return infos.size(); }
   [[nodiscard]] std::size_t bucket_count() const { return plan.buckets.size(); }
-  [[nodiscard]] Tunables tunables() const;
-  void set_tunables(const Tunables& tunables);
+  /// Of each group; of a retired engine zeros.
+  [[nodiscard]] std::vector<Tunables> tunables() const;
   void clear_window();
   /// The bytes of one parameter on this rank, contiguous.
   [[nodiscard]] const std::byte* bytes_of(std::size_t parameter) const;
@@ -84,9 +86,9 @@ struct EngineCore {
 };
 
 /// What must agree across ranks for an engine to be made: one line a fact, the name first.
-std::vector<std::string> layout_lines(const std::string& name,
-                                      const EngineOptions& options,
-                                      const std::vector<zero::ParameterInfo>& parameters,
+/// `groups`: none where they were refused.
+std::vector<std::string> layout_lines(const EngineCore& core,
+                                      const std::optional<zero::ParameterGroups>& groups,
                                       const std::vector<std::string>& buffers);
 
 std::uint64_t hash_lines(const std::vector<std::string>& lines);

@@ -124,8 +124,8 @@ comm::Message encode(const GateSay& say, const Shape& shape, int rank) {
   agree_on(message, backward, say.only_hash);
   agree_on(message, step, hash_of(say.step_engines));
   agree_on(message, step, std::bit_cast<std::uint64_t>(say.clip_norm));
-  for (int e = 0; e < shape.engines; ++e) {
-    const Tunables tunables = step ? say.tunables[static_cast<std::size_t>(e)] : Tunables{};
+  for (int g = 0; g < shape.groups; ++g) {
+    const Tunables tunables = step ? say.tunables[static_cast<std::size_t>(g)] : Tunables{};
     agree_on(message, step, std::bit_cast<std::uint64_t>(tunables.lr));
     agree_on(message, step, std::bit_cast<std::uint64_t>(tunables.weight_decay));
   }
@@ -178,7 +178,7 @@ GateMerged decode_gate(const comm::Message& message, const Shape& shape) {
   agreed.read(gate.said(Word::kBackward), gate.only_equal);
   agreed.read(step, gate.step_equal);
   gate.clip_norm = std::bit_cast<double>(agreed.read(step, gate.step_equal));
-  for (int e = 0; e < shape.engines; ++e) {
+  for (int g = 0; g < shape.groups; ++g) {
     Tunables tunables;
     tunables.lr = std::bit_cast<double>(agreed.read(step, gate.step_equal));
     tunables.weight_decay = std::bit_cast<double>(agreed.read(step, gate.step_equal));

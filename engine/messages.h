@@ -37,12 +37,13 @@ enum class ValueOp : std::uint8_t { kMean, kSum, kAny, kBroadcast };
 struct Shape {
   int ranks = 1;
   int engines = 0;
+  int groups = 0;      // of parameters, of all engines
   int buckets = 0;     // of all engines
   int parameters = 0;  // of all engines
   bool operator==(const Shape&) const = default;
 };
 
-/// Settings of one engine that may change between steps; equal on all ranks that say step.
+/// Settings of one parameter group that may change between steps; equal on all ranks that say step.
 struct Tunables {
   double lr = 0.0;
   double weight_decay = 0.0;
@@ -63,7 +64,7 @@ struct GateSay {
   // step
   Bits step_engines;
   double clip_norm = 0.0;          // 0: no clipping
-  std::vector<Tunables> tunables;  // per engine
+  std::vector<Tunables> tunables;  // per group of each engine
 
   // step and leave: what this rank's window holds
   Bits seen_parameters;

@@ -306,8 +306,7 @@ void WorldState::launch_due() {
 void WorldState::launch(const Launch& due) {
   const std::shared_ptr<EngineCore>& core = cores_[static_cast<std::size_t>(due.engine)];
   const auto bucket = static_cast<std::size_t>(due.bucket);
-  const kernels::Dtype wire =
-      due.fp32 ? kernels::Dtype::kFloat32 : core->plan.buckets[bucket].dtype;
+  const kernels::Dtype wire = due.fp32 ? kernels::Dtype::kFloat32 : core->plan.buckets[bucket].wire;
   const zero::Contribution mine = due.late ? core->gradients->take_late(due.bucket)
                                            : core->gradients->take_main(due.bucket, wire);
   const comm::PostId post = core->channel->post(mine.staging, mine.wire);

@@ -1,6 +1,7 @@
 // engine/registration.cpp: engines come (agreed by all ranks) and go (at the same point of the
 // program).
 #include "engine/world_state.h"
+#include "zero/tensor_type.h"
 #include <tandem/error.h>
 
 #include <algorithm>
@@ -13,12 +14,17 @@ namespace tandem::engine {
 
 namespace {
 
-std::optional<kernels::Dtype> dtype_of(const at::Tensor& tensor) {
-  if (tensor.scalar_type() == at::kFloat) {
-    return kernels::Dtype::kFloat32;
-  }
-  if (tensor.scalar_type() == at::kBFloat16) {
-    return kernels::Dtype::kBFloat16;
+/// The type of a tensor's gradients between ranks; nothing: the parameters' own.
+std::optional<kernels::Dtype> wire_of(const EngineOptions& options) {
+  switch (options.wire) {
+    case Wire::kFloat32:
+      return kernels::Dtype::kFloat32;
+    case Wire::kBFloat16:
+      return kernels::Dtype::kBFloat16;
+    case Wire::kFloat16:
+      return kernels::Dtype::kFloat16;
+    case Wire::kParameter:
+      break;
   }
   return std::nullopt;
 }
@@ -30,15 +36,12 @@ std::string what_is_wrong_with(const EngineOptions& options) {
   if (options.bucket_bytes <= 0) {
     return "bucket_bytes " + std::to_string(options.bucket_bytes) + "; it is > 0";
   }
-  try {
-    zero::check(options.optimizer);
-  } catch (const Error& error) {
-    return error.what();
-  }
   return {};
 }
 
-std::string what_is_wrong_with(const std::string& name, const at::Tensor& tensor) {
+std::string what_is_wrong_with(const std::string& name,
+                               const at::Tensor& tensor,
+                               const EngineOptions& options) {
   std::string fault;
   if (!tensor.defined()) {
     return "parameter '" + name + "' is undefined";
@@ -47,9 +50,13 @@ std::string what_is_wrong_with(const std::string& name, const at::Tensor& tensor
     fault = "is on " + tensor.device().str() + "; this version trains on the CPU";
   } else if (tensor.layout() != at::kStrided) {
     fault = "is not a dense tensor";
-  } else if (!dtype_of(tensor)) {
+  } else if (!zero::dtype_of(tensor)) {
     fault = std::string("has type ") + c10::toString(tensor.scalar_type()) +
-            "; float32 and bfloat16 are trained";
+            "; float32, bfloat16 and float16 are trained";
+  } else if (tensor.scalar_type() == at::kHalf && options.masters == Masters::kRemainder) {
+    fault =
+        "has type float16, for which masters cannot be kept as remainders; use "
+        "Masters::kSeparate";
   } else if (!tensor.is_leaf()) {
     fault = "is the result of an operation; only leaves can be trained";
   }
@@ -114,19 +121,27 @@ std::shared_ptr<EngineCore> WorldState::register_engine(const Named& parameters,
     std::vector<at::Tensor> tensors;
     std::set<std::string> names;
     for (const auto& [name, tensor] : parameters) {
-      std::string fault = what_is_wrong_with(name, tensor);
+      std::string fault = what_is_wrong_with(name, tensor, options);
       if (fault.empty() && !names.insert(name).second) {
         fault = "parameter name '" + name + "' is used twice";
       }
       if (!fault.empty()) {
         problem = problem.empty() ? fault : problem;
       } else if (owned.insert(tensor.unsafeGetTensorImpl()).second) {
-        core->infos.push_back({name, tensor.sizes().vec(), tensor.numel(), *dtype_of(tensor)});
+        core->infos.push_back(
+            {name, tensor.sizes().vec(), tensor.numel(), *zero::dtype_of(tensor)});
         tensors.push_back(tensor);
       }
     }
     if (problem.empty()) {
       problem = overlap_in(core->infos, tensors);
+    }
+    std::optional<zero::ParameterGroups> groups;
+    try {
+      groups.emplace(options.optimizer, options.groups, core->infos);
+      core->groups = groups->size();
+    } catch (const std::exception& error) {  // also what a user's predicate throws
+      problem = problem.empty() ? error.what() : problem;
     }
     std::vector<std::string> buffer_lines;
     for (const auto& [name, tensor] : buffers) {
@@ -143,7 +158,7 @@ std::shared_ptr<EngineCore> WorldState::register_engine(const Named& parameters,
       core->buffers.push_back({name, tensor, static_cast<std::int64_t>(tensor.nbytes())});
       core->buffer_bytes += static_cast<std::int64_t>(tensor.nbytes());
     }
-    std::vector<std::string> said = layout_lines(core->name, options, core->infos, buffer_lines);
+    std::vector<std::string> said = layout_lines(*core, groups, buffer_lines);
     core->layout_hash = hash_lines(said);
     if (!problem.empty()) {
       problem = "engine '" + core->name + "': " + problem;
@@ -162,7 +177,7 @@ std::shared_ptr<EngineCore> WorldState::register_engine(const Named& parameters,
     // Agreed: from here on whatever fails on one rank breaks the world.
     sequencer_.compact();
     drop_retired();
-    core->plan = zero::plan_buckets(core->infos, options.bucket_bytes);
+    core->plan = zero::plan_buckets(core->infos, options.bucket_bytes, wire_of(options));
     comm::ChannelSpec spec = zero::GradientBuckets::channel_spec(core->plan, core->name);
     spec.parameter_bytes = static_cast<std::size_t>(core->plan.flat_bytes + core->buffer_bytes);
     spec.largest_staging =
@@ -182,7 +197,7 @@ std::shared_ptr<EngineCore> WorldState::register_engine(const Named& parameters,
     core->parameters->touch(Bits(core->parameter_count(), true));
     core->gradients = std::make_unique<zero::GradientBuckets>(core->plan, *core->channel);
     core->shard = std::make_unique<zero::OptimizerShard>(
-        core->plan, group_, core->channel->parameters().get(), options.optimizer);
+        core->plan, group_, core->channel->parameters().get(), std::move(*groups), options.masters);
     core->window.clear(core->parameter_count(), core->bucket_count());
     core->hooks = tracker_->attach_leaves(core->serial, tensors);
 
@@ -190,6 +205,7 @@ std::shared_ptr<EngineCore> WorldState::register_engine(const Named& parameters,
     shape.name = core->name;
     shape.bucket_of.assign(core->plan.bucket_of.begin(), core->plan.bucket_of.end());
     shape.buckets = static_cast<int>(core->bucket_count());
+    shape.groups = static_cast<int>(core->groups);
     shape.honours_hold = options.stage == 1;
     sequencer_.add_engine(std::move(shape));
     core->index = static_cast<int>(cores_.size());
@@ -197,7 +213,7 @@ std::shared_ptr<EngineCore> WorldState::register_engine(const Named& parameters,
     cores_.push_back(core);
 
     GateSay largest;
-    largest.tunables.resize(cores_.size());
+    largest.tunables.resize(static_cast<std::size_t>(sequencer_.shape().groups));
     largest.tokens.resize(cores_.size());
     const comm::Message message = encode(largest, sequencer_.shape(), group_.rank);
     const std::size_t close_words = static_cast<std::size_t>(sequencer_.shape().buckets);
@@ -271,6 +287,7 @@ void WorldState::drop_retired() {
       husk->name = core->name;
       husk->infos = core->infos;
       husk->plan = core->plan;
+      husk->groups = core->groups;
       core = std::move(husk);
     }
   }

@@ -1,6 +1,8 @@
 // engine/reports.cpp: memory and wire, measured, beside their formulas; and how they print.
 #include "engine/world_state.h"
+#include "zero/update_rule.h"
 
+#include <algorithm>
 #include <cinttypes>
 #include <cstdio>
 
@@ -16,10 +18,10 @@ MemoryReport WorldState::memory_report() const {
   const std::lock_guard lock(mutex_);
   MemoryReport report;
   MemoryLine parameters{"parameters", 0, 0,
-                        "padded elements * 2 (bf16) or 4 (fp32), each bucket in whole pages"};
+                        "padded elements * 2 (bf16, fp16) or 4 (fp32), each bucket in whole pages"};
   MemoryLine gradients{"gradient shard", 0, 0, "own padded elements * 4"};
   MemoryLine moments{"moments", 0, 0, "own padded elements * 4 for each state"};
-  MemoryLine masters{"master weights", 0, 0, "own padded bf16 elements * 4"};
+  MemoryLine masters{"master weights", 0, 0, "own padded 16-bit elements * 4, as remainders * 2"};
   MemoryLine staging{"staging", 0, -1, "buckets in flight and kept for reuse"};
   MemoryLine held{"held", 0, -1, "gradients that wait in staging now"};
   for (const auto& core : cores_) {
@@ -29,10 +31,11 @@ MemoryReport WorldState::memory_report() const {
     for (const zero::ParameterInfo& info : core->infos) {
       report.parameters += info.numel;
     }
-    const auto* adamw = std::get_if<AdamW>(&core->options.optimizer);
-    const auto* sgd = std::get_if<Sgd>(&core->options.optimizer);
-    const std::int64_t states =
-        adamw != nullptr ? 2 : (sgd != nullptr && sgd->momentum != 0.0 ? 1 : 0);
+    std::int64_t states = 0;
+    for (std::size_t g = 0; g < core->groups; ++g) {
+      states = std::max<std::int64_t>(states, zero::states_of(core->shard->groups().settings(g)));
+    }
+    const std::int64_t master_bytes = core->options.masters == Masters::kSeparate ? 4 : 2;
     for (const zero::BucketLayout& bucket : core->plan.buckets) {
       const std::int64_t own = zero::slice_of(group_, bucket.numel).numel();
       parameters.expected +=
@@ -40,7 +43,7 @@ MemoryReport WorldState::memory_report() const {
           kPage * kPage;
       gradients.expected += own * 4;
       moments.expected += own * 4 * states;
-      masters.expected += bucket.dtype == kernels::Dtype::kFloat32 ? 0 : own * 4;
+      masters.expected += bucket.dtype == kernels::Dtype::kFloat32 ? 0 : own * master_bytes;
     }
     parameters.bytes += core->plan.flat_bytes;
     gradients.bytes += static_cast<std::int64_t>(core->shard->gradient_bytes());

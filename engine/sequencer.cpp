@@ -24,6 +24,7 @@ void Sequencer::add_engine(EngineShape shape) {
   Engine engine;
   engine.first_bucket = shape_.buckets;
   engine.first_parameter = shape_.parameters;
+  shape_.groups += shape.groups;
   shape_.buckets += shape.buckets;
   shape_.parameters += static_cast<int>(shape.bucket_of.size());
   engine_of_.resize(at(shape_.buckets), index);
@@ -66,6 +67,7 @@ void Sequencer::compact() {
     }
     engine.first_bucket = shape.buckets;
     engine.first_parameter = shape.parameters;
+    shape.groups += engine.shape.groups;
     shape.buckets += engine.shape.buckets;
     shape.parameters += static_cast<int>(engine.shape.bucket_of.size());
     ++shape.engines;

@@ -35,6 +35,7 @@ struct EngineShape {
   std::vector<int> bucket_of;  // per parameter
   int buckets = 0;
   bool honours_hold = false;  // stage 1
+  int groups = 1;             // of parameters
 };
 
 /// What this rank finds when it opens a pass of its own; it holds for the whole pass.

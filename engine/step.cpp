@@ -136,17 +136,19 @@ void WorldState::wait_for_reductions(StepTimes& times) {
 std::vector<WorldState::Part> WorldState::gather_parts(const GateMerged& gate) const {
   std::vector<Part> parts;
   std::size_t first_parameter = 0;
+  std::size_t first_group = 0;
   for (const auto& core : cores_) {
     const auto index = static_cast<std::size_t>(core->index);
     const std::size_t begin = first_parameter;
+    const std::size_t group_begin = first_group;
     first_parameter += core->parameter_count();
+    first_group += core->groups;
     if (!gate.step_engines[index]) {
       continue;
     }
-    if (!core->retired()) {
-      core->shard->set_learning_rate(
-          gate.tunables[index].lr);  // a rank that has left takes the others'
-      core->shard->set_weight_decay(gate.tunables[index].weight_decay);
+    for (std::size_t g = 0; !core->retired() && g < core->groups; ++g) {
+      const Tunables& agreed = gate.tunables[group_begin + g];  // a rank that has left takes these
+      core->shard->groups().adopt(g, agreed.lr, agreed.weight_decay);
     }
     Part part;
     part.core = core.get();

@@ -80,7 +80,9 @@ class OpenBucket {
 
 }  // namespace
 
-BucketPlan plan_buckets(const std::vector<ParameterInfo>& parameters, std::int64_t bucket_bytes) {
+BucketPlan plan_buckets(const std::vector<ParameterInfo>& parameters,
+                        std::int64_t bucket_bytes,
+                        std::optional<kernels::Dtype> wire) {
   TANDEM_ASSERT(bucket_bytes > 0, "bucket_bytes is checked where options are given");
   BucketPlan plan;
   plan.bucket_of.resize(parameters.size());
@@ -89,7 +91,7 @@ BucketPlan plan_buckets(const std::vector<ParameterInfo>& parameters, std::int64
   // A bucket is numbered when it is opened, by its first parameter (B4); `open_of[dtype]` is the
   // one that takes the next parameter of that type.
   std::vector<OpenBucket> open;
-  std::array<std::int32_t, 2> open_of = {-1, -1};
+  std::array<std::int32_t, 3> open_of = {-1, -1, -1};
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const ParameterInfo& info = parameters[i];
     TANDEM_ASSERT(info.numel >= 0, "a parameter has no negative number of elements");
@@ -107,6 +109,7 @@ BucketPlan plan_buckets(const std::vector<ParameterInfo>& parameters, std::int64
   for (std::size_t b = 0; b < open.size(); ++b) {
     BucketLayout& bucket = plan.buckets[b];
     open[b].finish_into(bucket);
+    bucket.wire = wire.value_or(bucket.dtype);
     bucket.flat_offset = plan.flat_bytes;
     plan.flat_bytes += round_up(
         bucket.numel * static_cast<std::int64_t>(kernels::bytes_of(bucket.dtype)), kPageBytes);

@@ -17,6 +17,7 @@
 #include "zero/partition.h"
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,10 +39,11 @@ struct Placement {
 
 struct BucketLayout {
   kernels::Dtype dtype = kernels::Dtype::kFloat32;
-  std::int64_t numel = 0;             // padded
-  std::vector<Placement> placements;  // ascending offsets
-  std::int64_t flat_offset = 0;       // bytes from the start of the engine's flat parameter memory;
-                                      // a multiple of 4,096
+  kernels::Dtype wire = kernels::Dtype::kFloat32;  // in which its gradients travel
+  std::int64_t numel = 0;                          // padded
+  std::vector<Placement> placements;               // ascending offsets
+  std::int64_t flat_offset = 0;  // bytes from the start of the engine's flat parameter memory;
+                                 // a multiple of 4,096
 };
 
 struct BucketPlan {
@@ -51,9 +53,11 @@ struct BucketPlan {
   std::int64_t flat_bytes = 0;          // all buckets
 };
 
-/// `bucket_bytes` > 0 (checked where options are given). An empty list gives an empty plan.
+/// `bucket_bytes` > 0 (checked where options are given), of parameters whatever travels. `wire`:
+/// nothing means each bucket's own type. An empty list gives an empty plan.
 [[nodiscard]] BucketPlan plan_buckets(const std::vector<ParameterInfo>& parameters,
-                                      std::int64_t bucket_bytes);
+                                      std::int64_t bucket_bytes,
+                                      std::optional<kernels::Dtype> wire = std::nullopt);
 
 /// A line for each parameter ("name fp32 [2, 3]"), for hashes and for naming the first difference.
 [[nodiscard]] std::vector<std::string> describe(const std::vector<ParameterInfo>& parameters);

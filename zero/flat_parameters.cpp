@@ -3,33 +3,25 @@
 #include "zero/flat_parameters.h"
 
 #include "kernels/check.h"
+#include "zero/tensor_type.h"
 #include <tandem/error.h>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
+#include <span>
 #include <utility>
 
 namespace tandem::zero {
 namespace {
 
-at::ScalarType scalar_type_of(kernels::Dtype dtype) {
-  return dtype == kernels::Dtype::kFloat32 ? at::kFloat : at::kBFloat16;
-}
-
 /// "fp32 [2, 3]", as describe() writes it; LibTorch's names for types that Tandem has none for.
 std::string type_and_shape(const at::Tensor& tensor) {
-  std::string text;
-  if (tensor.scalar_type() == at::kFloat) {
-    text = "fp32";
-  } else if (tensor.scalar_type() == at::kBFloat16) {
-    text = "bf16";
-  } else {
-    text = c10::toString(tensor.scalar_type());
-  }
+  const std::optional<kernels::Dtype> dtype = dtype_of(tensor);
+  std::string text = dtype ? kernels::name_of(*dtype) : c10::toString(tensor.scalar_type());
   text += " [";
   for (std::int64_t d = 0; d < tensor.dim(); ++d) {
     text += (d == 0 ? "" : ", ") + std::to_string(tensor.size(d));
@@ -82,10 +74,8 @@ FlatParameters::FlatParameters(const BucketPlan& plan,
     impl_->bucket_offsets.push_back(bucket.flat_offset);
     std::byte* data = impl_->memory.get() + bucket.flat_offset;
     const auto element = static_cast<std::int64_t>(kernels::bytes_of(bucket.dtype));
-    // The deleter holds the memory: it lives as long as any tensor over it (L1).
-    const at::Tensor base = at::from_blob(
-        data, {bucket.numel}, [held = impl_->memory](void*) {},
-        at::TensorOptions().dtype(scalar_type_of(bucket.dtype)));
+    const at::Tensor base =
+        tensor_over(data, std::span(&bucket.numel, 1), bucket.dtype, impl_->memory);
     std::int64_t end = 0;  // of the placement before
     for (const Placement& placement : bucket.placements) {
       const auto i = static_cast<std::size_t>(placement.parameter);

@@ -3,24 +3,21 @@
 
 #include "kernels/check.h"
 #include "kernels/fold.h"
+#include "zero/tensor_type.h"
 #include <tandem/error.h>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 namespace tandem::zero {
 namespace {
 
 using kernels::Dtype;
-
-at::ScalarType scalar_type_of(Dtype dtype) {
-  return dtype == Dtype::kFloat32 ? at::kFloat : at::kBFloat16;
-}
 
 /// Adds `numel` elements of `dtype` to `sum`, or writes them there.
 void fold_one(
@@ -69,7 +66,7 @@ void GradientBuckets::put_main(std::int32_t parameter, const at::Tensor& gradien
     put(bucket, main, Dtype::kFloat32, parameter, gradient);
   } else {
     const Dtype dtype =
-        main.count > 0 ? main.dtype : plan_.buckets[static_cast<std::size_t>(bucket)].dtype;
+        main.count > 0 ? main.dtype : plan_.buckets[static_cast<std::size_t>(bucket)].wire;
     put(bucket, main, dtype, parameter, gradient);
   }
 }
@@ -104,17 +101,14 @@ void GradientBuckets::put(std::int32_t bucket,
   const bool plain = is_plain(dense);
   if (placement.numel == 0) {
     // Nothing to copy; it has arrived all the same.
-  } else if (!add && plain && dense.scalar_type() == scalar_type_of(dtype)) {
+  } else if (!add && plain && dtype_of(dense) == dtype) {
     std::memcpy(target, dense.const_data_ptr(),
                 static_cast<std::size_t>(placement.numel) * element);
-  } else if (add && plain &&
-             (dense.scalar_type() == at::kFloat || dense.scalar_type() == at::kBFloat16)) {
-    fold_one(dense.const_data_ptr(),
-             dense.scalar_type() == at::kFloat ? Dtype::kFloat32 : Dtype::kBFloat16,
-             placement.numel, reinterpret_cast<float*>(target), kernels::Accumulator::kContinue);
+  } else if (const std::optional<Dtype> source = dtype_of(dense); add && plain && source) {
+    fold_one(dense.const_data_ptr(), *source, placement.numel, reinterpret_cast<float*>(target),
+             kernels::Accumulator::kContinue);
   } else {
-    at::Tensor view =
-        at::from_blob(target, dense.sizes(), at::TensorOptions().dtype(scalar_type_of(dtype)));
+    at::Tensor view = tensor_over(target, dense.sizes(), dtype);
     if (add) {
       view.add_(dense);  // in fp32: the target's type is the wider one
     } else {

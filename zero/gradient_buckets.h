@@ -1,9 +1,8 @@
 // zero/gradient_buckets.h: where gradients wait between autograd and the reduction.
 //
 // For each bucket up to two buffers in the channel's staging memory:
-//   main: what arrived first in a pass. In the parameters' dtype; in fp32 where something is held
-//   over
-//         passes (hold), because a held sum is summed and travels in fp32, once.
+//   main: what arrived first in a pass. In the bucket's wire type; in fp32 where something is held
+//         over passes (hold), because a held sum is summed and travels in fp32, once.
 //   late: further arrivals of a pass, and arrivals of frozen parameters, summed in fp32.
 // G1 A gradient is copied once, into main, or added once, into late or a held main.
 // G2 take_*() fills what did not arrive with zeros, so that staging never shows old bytes of a
@@ -46,7 +45,7 @@ class GradientBuckets {
 
   /// The first arrival of a parameter in a pass. `hold`: this pass holds, so main is (or becomes)
   /// fp32 and the gradient is added to what is held; without it a main that holds something is
-  /// added to as well, and an empty one is copied into in the parameter's dtype. Sparse gradients
+  /// added to as well, and an empty one is copied into in the wire type. Sparse gradients
   /// are made dense, strided ones copied with their strides. Throws InvalidArgument on a gradient
   /// of another number of elements, OutOfMemory; then nothing has changed.
   void put_main(std::int32_t parameter, const at::Tensor& gradient, bool hold);
@@ -58,8 +57,8 @@ class GradientBuckets {
   [[nodiscard]] bool has_late(std::int32_t bucket) const;
 
   /// Takes main for a reduction, missing parameters zeroed. `wire` is what all ranks agreed on for
-  /// this reduction: the bucket's dtype, or fp32 where the engine is held on any rank (a bf16 main
-  /// is then widened). Empty if nothing is there.
+  /// this reduction: the bucket's wire type, or fp32 where the engine is held on any rank (a 16-bit
+  /// main is then widened). Empty if nothing is there.
   [[nodiscard]] Contribution take_main(std::int32_t bucket, kernels::Dtype wire);
   /// Takes late, fp32.
   [[nodiscard]] Contribution take_late(std::int32_t bucket);

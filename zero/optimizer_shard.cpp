@@ -3,11 +3,13 @@
 
 #include "kernels/bf16.h"
 #include "kernels/check.h"
+#include "kernels/fp16.h"
 #include "kernels/norm.h"
+#include "zero/update_rule.h"
 
 #include <algorithm>
 #include <mutex>
-#include <variant>
+#include <utility>
 
 namespace tandem::zero {
 namespace {
@@ -25,20 +27,22 @@ static_assert(kBlock == kernels::kNormBlock, "P2: no norm block straddles two sl
 OptimizerShard::OptimizerShard(const BucketPlan& plan,
                                comm::Group group,
                                std::byte* parameters_memory,
-                               const Optimizer& optimizer)
+                               ParameterGroups groups,
+                               Masters masters)
     : plan_(plan),
       parameters_(parameters_memory),
-      optimizer_(optimizer),
+      groups_(std::move(groups)),
       step_counts_(plan.bucket_of.size(), 0),
       seen_(plan.bucket_of.size(), false) {
-  check(optimizer_);
   std::int64_t shard_numel = 0;
   std::int64_t master_numel = 0;
   for (std::size_t b = 0; b < plan.buckets.size(); ++b) {
     const BucketLayout& bucket = plan.buckets[b];
     const Range slice = slice_of(group, bucket.numel);
     buckets_.push_back({slice, shard_numel, task_starts_.size(), 0});
-    const bool has_masters = bucket.dtype == kernels::Dtype::kBFloat16;
+    const bool has_masters = bucket.dtype != kernels::Dtype::kFloat32;
+    TANDEM_ASSERT(masters == Masters::kSeparate || bucket.dtype != kernels::Dtype::kFloat16,
+                  "only bf16 has remainders");
     cut_into_fragments(static_cast<std::int32_t>(b), has_masters ? master_numel : -1);
     buckets_.back().task_end = task_starts_.size();
     shard_numel += slice.numel();
@@ -46,12 +50,23 @@ OptimizerShard::OptimizerShard(const BucketPlan& plan,
   }
   task_starts_.push_back(fragments_.size());
 
-  accumulators_ = FloatArray(shard_numel);
-  masters_ = FloatArray(master_numel);
-  const Sgd* sgd = std::get_if<Sgd>(&optimizer_);
-  if (sgd == nullptr || sgd->momentum != 0.0) state0_ = FloatArray(shard_numel);
-  if (sgd == nullptr) state1_ = FloatArray(shard_numel);
-  reload_masters();
+  accumulators_ = StreamArray<float>(shard_numel);
+  int states = 0;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    states = std::max(states, states_of(groups_.settings(g)));
+  }
+  const float initial = initial_state(groups_.settings(0));
+  for (int k = 0; k < states; ++k) {
+    StreamArray<float>& state = states_[static_cast<std::size_t>(k)];
+    state = StreamArray<float>(shard_numel);
+    if (initial != 0.0F) std::fill_n(state.data(), state.numel(), initial);
+  }
+  if (masters == Masters::kSeparate) {
+    masters_ = StreamArray<float>(master_numel);
+    take_masters();
+  } else {
+    remainders_ = StreamArray<std::uint16_t>(master_numel);  // a bf16 value has none
+  }
 }
 
 void OptimizerShard::cut_into_fragments(std::int32_t bucket, std::int64_t master_offset) {
@@ -126,10 +141,21 @@ void OptimizerShard::update(std::int32_t bucket, const ParallelFor& parallel) {
     const std::span<const Fragment> fragments =
         fragments_of(shard.task_begin + static_cast<std::size_t>(begin),
                      shard.task_begin + static_cast<std::size_t>(end));
-    if (const AdamW* adamw = std::get_if<AdamW>(&optimizer_)) {
-      update_adamw(*adamw, fragments);
-    } else {
-      update_sgd(std::get<Sgd>(optimizer_), fragments);
+    // Nearly all parameters of a group have taken the same number of steps: two powers once, not
+    // per parameter.
+    std::size_t group_of_rule = 0;
+    std::int64_t step_of_rule = 0;
+    kernels::Update rule;
+    for (const Fragment& fragment : fragments) {
+      const auto parameter = static_cast<std::size_t>(fragment.parameter);
+      if (!seen_[parameter]) continue;
+      const std::size_t group = groups_.group_of(parameter);
+      if (group != group_of_rule || step_counts_[parameter] != step_of_rule) {
+        group_of_rule = group;
+        step_of_rule = step_counts_[parameter];
+        rule = update_at(groups_.settings(group), step_of_rule, grad_factor_);
+      }
+      kernels::update(rule, arrays_of(fragment));
     }
   });
 }
@@ -145,66 +171,33 @@ kernels::UpdateArrays OptimizerShard::arrays_of(const Fragment& fragment) const 
   arrays.grad = accumulators_.data() + fragment.shard_offset;
   arrays.param = parameter_data(fragment);
   arrays.param_dtype = plan_.buckets[static_cast<std::size_t>(fragment.bucket)].dtype;
-  if (fragment.master_offset >= 0) arrays.master = masters_.data() + fragment.master_offset;
-  if (!state0_.empty()) arrays.state[0] = state0_.data() + fragment.shard_offset;
-  if (!state1_.empty()) arrays.state[1] = state1_.data() + fragment.shard_offset;
+  if (fragment.master_offset >= 0 && remainders_.empty()) {
+    arrays.master = masters_.data() + fragment.master_offset;
+  } else if (fragment.master_offset >= 0) {
+    arrays.remainder = remainders_.data() + fragment.master_offset;
+  }
+  for (std::size_t k = 0; k < states_.size(); ++k) {
+    if (!states_[k].empty()) arrays.state[k] = states_[k].data() + fragment.shard_offset;
+  }
   arrays.numel = fragment.numel;
   return arrays;
 }
 
-void OptimizerShard::update_adamw(const AdamW& adamw, std::span<const Fragment> fragments) const {
-  // Nearly all parameters have taken the same number of steps: two powers once, not per parameter.
-  std::int64_t step_of_functor = 0;
-  kernels::Update functor;
-  for (const Fragment& fragment : fragments) {
-    const auto parameter = static_cast<std::size_t>(fragment.parameter);
-    if (!seen_[parameter]) continue;
-    if (step_counts_[parameter] != step_of_functor) {
-      step_of_functor = step_counts_[parameter];
-      functor = kernels::AdamUpdate<true, false>::at_step(adamw.lr, adamw.beta1, adamw.beta2,
-                                                          adamw.eps, adamw.weight_decay,
-                                                          step_of_functor, grad_factor_);
-    }
-    kernels::update(functor, arrays_of(fragment));
-  }
-}
-
-void OptimizerShard::update_sgd(const Sgd& sgd, std::span<const Fragment> fragments) const {
-  for (const Fragment& fragment : fragments) {
-    const auto parameter = static_cast<std::size_t>(fragment.parameter);
-    if (!seen_[parameter]) continue;
-    const std::int64_t step = step_counts_[parameter];
-    kernels::Update functor = kernels::SgdUpdate<false, false>::at_step(
-        sgd.lr, 0.0, 0.0, sgd.weight_decay, step, grad_factor_);
-    if (!state0_.empty()) {
-      functor = kernels::SgdUpdate<true, false>::at_step(sgd.lr, sgd.momentum, 0.0,
-                                                         sgd.weight_decay, step, grad_factor_);
-    }
-    kernels::update(functor, arrays_of(fragment));
-  }
-}
-
-void OptimizerShard::reload_masters() {
+void OptimizerShard::take_masters() {
   for (const Fragment& fragment : fragments_) {
     if (fragment.master_offset < 0) continue;
-    const auto* source = reinterpret_cast<const kernels::Bf16*>(parameter_data(fragment));
     float* master = masters_.data() + fragment.master_offset;
-    for (std::int64_t i = 0; i < fragment.numel; ++i) master[i] = kernels::to_float(source[i]);
+    const auto convert = [&](const auto* source) {
+      for (std::int64_t i = 0; i < fragment.numel; ++i) master[i] = kernels::to_float(source[i]);
+    };
+    const std::byte* source = parameter_data(fragment);
+    if (plan_.buckets[static_cast<std::size_t>(fragment.bucket)].dtype ==
+        kernels::Dtype::kBFloat16) {
+      convert(reinterpret_cast<const kernels::Bf16*>(source));
+    } else {
+      convert(reinterpret_cast<const kernels::Fp16*>(source));
+    }
   }
-}
-
-void OptimizerShard::set_learning_rate(double lr) {
-  Optimizer changed = optimizer_;
-  std::visit([&](auto& settings) { settings.lr = lr; }, changed);
-  check(changed);
-  optimizer_ = changed;
-}
-
-void OptimizerShard::set_weight_decay(double weight_decay) {
-  Optimizer changed = optimizer_;
-  std::visit([&](auto& settings) { settings.weight_decay = weight_decay; }, changed);
-  check(changed);
-  optimizer_ = changed;
 }
 
 std::int64_t OptimizerShard::step_count(std::int32_t parameter) const {
@@ -212,7 +205,11 @@ std::int64_t OptimizerShard::step_count(std::int32_t parameter) const {
 }
 
 std::size_t OptimizerShard::gradient_bytes() const { return accumulators_.bytes(); }
-std::size_t OptimizerShard::moment_bytes() const { return state0_.bytes() + state1_.bytes(); }
-std::size_t OptimizerShard::master_bytes() const { return masters_.bytes(); }
+std::size_t OptimizerShard::moment_bytes() const {
+  std::size_t bytes = 0;
+  for (const StreamArray<float>& state : states_) bytes += state.bytes();
+  return bytes;
+}
+std::size_t OptimizerShard::master_bytes() const { return masters_.bytes() + remainders_.bytes(); }
 
 }  // namespace tandem::zero

@@ -4,7 +4,8 @@
 // O1 Accumulators, moments and masters exist for the own slices only.
 // O2 A parameter that is not in `seen` is not stepped, not decayed, and its count stands.
 // O3 Nothing outside a parameter's own elements is read by norm or update: padding may hold
-// anything. O4 The update of an element depends on (its parameter's state, its gradient sum,
+//    anything.
+// O4 The update of an element depends on (its parameter's state, its gradient sum,
 // scalars) only: the
 //    same bits for every world size and bucket size.
 // Thread safety: fold targets are written by the queue; norm and update run after the queue is
@@ -16,10 +17,12 @@
 #include "kernels/superaccumulator.h"
 #include "kernels/update.h"
 #include "zero/bucket_plan.h"
-#include "zero/float_array.h"
+#include "zero/parameter_groups.h"
 #include "zero/partition.h"
-#include <tandem/optimizer.h>
+#include "zero/stream_array.h"
+#include <tandem/options.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -36,11 +39,12 @@ class OptimizerShard {
  public:
   /// `plan` and `parameters_memory` (the engine's flat parameters, BucketPlan::flat_bytes) outlive
   /// the shard. Masters are taken over from the parameters as they are now: call after the
-  /// broadcast. Throws InvalidArgument as check() does, std::bad_alloc.
+  /// broadcast. kRemainder: for plans without fp16 buckets. Throws std::bad_alloc.
   OptimizerShard(const BucketPlan& plan,
                  comm::Group group,
                  std::byte* parameters_memory,
-                 const Optimizer& optimizer);
+                 ParameterGroups groups,
+                 Masters masters);
 
   /// The own slice of a bucket's gradient sum, [slice_of(group, bucket.numel).numel()], for fold().
   /// Zero at the start; who folds says whether a window begins.
@@ -60,13 +64,9 @@ class OptimizerShard {
   /// a bucket. Unseen parameters are skipped.
   void update(std::int32_t bucket, const ParallelFor& parallel);
 
-  /// Masters become what the bf16 parameters hold now (after a broadcast or an edit).
-  void reload_masters();
-
-  /// Both throw InvalidArgument as check() does and then change nothing.
-  void set_learning_rate(double lr);
-  void set_weight_decay(double weight_decay);
-  [[nodiscard]] const Optimizer& optimizer() const { return optimizer_; }
+  /// Settings that later updates use.
+  [[nodiscard]] ParameterGroups& groups() { return groups_; }
+  [[nodiscard]] const ParameterGroups& groups() const { return groups_; }
   [[nodiscard]] std::int64_t step_count(std::int32_t parameter) const;
 
   // Of this rank, padding of its slices included.
@@ -80,7 +80,7 @@ class OptimizerShard {
     std::int32_t bucket = 0;
     std::int64_t bucket_offset = 0;   // elements, from the bucket's start
     std::int64_t shard_offset = 0;    // elements, in accumulators and moments
-    std::int64_t master_offset = -1;  // elements, in masters; -1 for fp32
+    std::int64_t master_offset = -1;  // elements, in masters or remainders; -1 for fp32
     std::int64_t numel = 0;
   };
   struct BucketShard {
@@ -95,12 +95,11 @@ class OptimizerShard {
                                                        std::size_t task_end) const;
   [[nodiscard]] std::byte* parameter_data(const Fragment& fragment) const;
   [[nodiscard]] kernels::UpdateArrays arrays_of(const Fragment& fragment) const;
-  void update_adamw(const AdamW& adamw, std::span<const Fragment> fragments) const;
-  void update_sgd(const Sgd& sgd, std::span<const Fragment> fragments) const;
+  void take_masters();
 
   const BucketPlan& plan_;
   std::byte* parameters_;
-  Optimizer optimizer_;
+  ParameterGroups groups_;
   std::vector<BucketShard> buckets_;
   std::vector<Fragment> fragments_;  // by bucket and offset
   // Fragments are worked on in tasks of about equal cost: task t is [task_starts_[t],
@@ -109,13 +108,11 @@ class OptimizerShard {
   std::vector<std::int64_t> step_counts_;  // per parameter
   std::vector<bool> seen_;                 // of the open update
   float grad_factor_ = 1.0F;
-  FloatArray accumulators_;
-  FloatArray state0_;  // none for SGD without momentum
-  FloatArray state1_;  // AdamW only
-  FloatArray masters_;
+  StreamArray<float> accumulators_;
+  std::array<StreamArray<float>, kernels::kMaxStates>
+      states_;                  // as many as any group's optimizer keeps
+  StreamArray<float> masters_;  // either of these two
+  StreamArray<std::uint16_t> remainders_;
 };
-
-/// Throws InvalidArgument naming the field when a setting is NaN, infinite or out of range.
-void check(const Optimizer& optimizer);
 
 }  // namespace tandem::zero

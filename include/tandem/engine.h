@@ -69,12 +69,17 @@ class EngineBase {
   /// Adds `tokens` (>= 0) to this engine's count of the current window; see Average::kTokens.
   void count_tokens(std::int64_t tokens);
 
-  /// Between steps, the same on all ranks (compared at the step). Throws InvalidArgument on NaN or
-  /// < 0.
+  /// Of the engine and of those parameter groups that give none of their own; or of the named
+  /// group, which has its own from then on. Between steps, the same on all ranks (compared at the
+  /// step). Throw InvalidArgument on NaN or < 0, and for an unknown group.
   void set_learning_rate(double lr);
+  void set_learning_rate(double lr, const std::string& group);
   void set_weight_decay(double weight_decay);
+  void set_weight_decay(double weight_decay, const std::string& group);
   [[nodiscard]] double learning_rate() const;
+  [[nodiscard]] double learning_rate(const std::string& group) const;
   [[nodiscard]] double weight_decay() const;
+  [[nodiscard]] double weight_decay(const std::string& group) const;
 
   /// Updates a parameter has seen, by its name in the module. Throws InvalidArgument for an unknown
   /// name.

@@ -51,11 +51,31 @@ enum class BufferPolicy : std::uint8_t {
   kLeave,      // every rank keeps its own
 };
 
+/// The type in which gradients travel between ranks; sums are fp32 whatever it is.
+enum class Wire : std::uint8_t {
+  kParameter,  // each parameter's own type
+  kFloat32,
+  kBFloat16,  // rounded to nearest, halves to even, like Tensor::to
+  kFloat16,   // likewise; beyond 65,504 it is infinite, and the step is skipped
+};
+
+/// How the fp32 master weights of 16-bit parameters are kept. An update reads and writes the master
+/// and rounds it into the parameter. Where a parameter was edited in place, the parameter wins.
+enum class Masters : std::uint8_t {
+  kSeparate,   // fp32, 4 bytes an element
+  kRemainder,  // bfloat16 only: the 16 bits that the parameter lacks, 2 bytes an element. The same
+               // bits; an edited parameter keeps its old remainder (half a unit at most).
+};
+
 struct EngineOptions {
   // --- changes results ---
   /// Unique among the engines of a world; names errors, reports and files. Empty: "engine<N>".
   std::string name = {};
   Optimizer optimizer = AdamW{};
+  /// Parameters with settings of their own.
+  std::vector<ParameterGroup> groups = {};
+  /// The type in which gradients travel.
+  Wire wire = Wire::kParameter;
   /// 1: sharded optimizer states, and World::hold() is honoured. 2: sharded gradients as well:
   /// every pass is reduced, hold() has no effect on this engine.
   int stage = 2;
@@ -64,7 +84,8 @@ struct EngineOptions {
   bool broadcast = true;
   BufferPolicy buffers = BufferPolicy::kBroadcast;
 
-  // --- changes speed only ---
+  // --- changes speed and memory only ---
+  Masters masters = Masters::kSeparate;
   /// Size at which gradients are cut into buckets, in bytes, > 0.
   std::int64_t bucket_bytes = 25 * 1024 * 1024;
 };

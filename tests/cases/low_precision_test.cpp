@@ -3,12 +3,14 @@
 #include "tests/support/thread_world.h"
 #include <tandem/tandem.h>
 
+#include <ATen/Context.h>
 #include <torch/types.h>
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <optional>
+#include <vector>
 
 namespace tandem::testing {
 namespace {
@@ -61,6 +63,70 @@ TEST(Cases, N12_HalfUnitUpdatesAddUp) {
       world.step();
     }
     EXPECT_EQ(value_of(net), 2.0);
+  });
+}
+
+// The same for every optimizer: w = 1 in 16 bits, a constant gradient, updates that move it by
+// about 6e-4 each: far below half of bf16's spacing under 1 (2^-9). The fp32 engine beside it says
+// where the movement leads; the 16-bit one must be within half its spacing of that, both with
+// separate masters and with remainders.
+TEST(Cases, N12_TinyUpdatesOfEveryOptimizerAreNotLost) {
+  const std::vector<Optimizer> optimizers = {AdamW{.lr = 6e-4},
+                                             AdamW{.lr = 6e-4, .amsgrad = true},
+                                             Adam{.lr = 6e-4},
+                                             Sgd{.lr = 6e-5, .momentum = 0.9},
+                                             Sgd{.lr = 6e-5, .momentum = 0.9, .nesterov = true},
+                                             RmsProp{.lr = 6e-4},
+                                             RmsProp{.lr = 6e-5, .momentum = 0.9, .centered = true},
+                                             Adagrad{.lr = 3e-3},
+                                             Lion{.lr = 6e-4}};
+  on_ranks(patient(), [&](World& world) {
+    for (std::size_t i = 0; i < optimizers.size(); ++i) {
+      SCOPED_TRACE(i);
+      const auto make = [&](const char* name, at::ScalarType dtype, Masters masters) {
+        return ScaleEngine(world, std::make_shared<Scale>(1, 1.0, dtype),
+                           {.name = name, .optimizer = optimizers[i], .masters = masters});
+      };
+      auto exact = make("exact", at::kFloat, Masters::kSeparate);
+      auto bf16 = make("bf16", at::kBFloat16, Masters::kSeparate);
+      auto remainder = make("remainder", at::kBFloat16, Masters::kRemainder);
+      auto fp16 = make("fp16", at::kHalf, Masters::kSeparate);
+      for (int step = 0; step < 100; ++step) {
+        pass(exact, 1.0);
+        pass(bf16, 1.0);
+        pass(remainder, 1.0);
+        pass(fp16, 1.0);
+        world.step();
+      }
+      const double value = value_of(exact);
+      EXPECT_LT(value, 0.99);
+      EXPECT_NEAR(value_of(bf16), value, 0.5 / 256 + 1e-5);
+      EXPECT_EQ(value_of(remainder), value_of(bf16));
+      EXPECT_NEAR(value_of(fp16), value, 0.5 / 2048 + 1e-5);
+    }
+  });
+}
+
+// Denormal policy: they are kept, on the wire and in sums and updates, whatever the thread that
+// steps has set. 2^-130 is denormal in fp32 and bf16; times a learning rate of 2^100 it moves w to
+// -2^-30, exactly.
+TEST(Cases, N21_DenormalGradientsAreKept) {
+  on_ranks(patient(), [](World& world) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      for (const Wire wire : {Wire::kParameter, Wire::kFloat32, Wire::kBFloat16}) {
+        for (const bool flush : {false, true}) {
+          ScaleEngine net(
+              world, std::make_shared<Scale>(1, 0.0, dtype),
+              {.name = "net", .optimizer = Sgd{.lr = std::ldexp(1.0, 100)}, .wire = wire});
+          pass(net, std::ldexp(1.0, -130));
+          at::globalContext().setFlushDenormal(flush);
+          const StepResult result = world.step();
+          at::globalContext().setFlushDenormal(false);
+          EXPECT_EQ(result.norm, std::ldexp(1.0, -130));
+          EXPECT_EQ(value_of(net), -std::ldexp(1.0, -30));
+        }
+      }
+    }
   });
 }
 

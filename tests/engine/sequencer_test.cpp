@@ -179,7 +179,7 @@ TEST(Sequencer, CompactingDropsRetiredEnginesEverywhereAlike) {
   sequencer.add_engine(engine("c", {0, 1}));
   sequencer.retire_engine(1);
   sequencer.compact();
-  EXPECT_EQ(sequencer.shape(), (Shape{1, 2, 4, 4}));
+  EXPECT_EQ(sequencer.shape(), (Shape{1, 2, 2, 4, 4}));
   EXPECT_EQ(sequencer.order(), (std::vector<int>{3, 2, 1, 0}));
 }
 

@@ -102,7 +102,7 @@ void SequencerWorld::perform(State& state, int r, int action) const {
 
   if (action == 0 && !rank.gate_posted) {
     GateSay say;
-    say.tunables.resize(at(shape.engines));
+    say.tunables.resize(at(shape.groups));
     say.tokens.resize(at(shape.engines));
     if (script.runs) {
       sequencer.open({script.armed, script.frozen, script.allowed, script.hold}, say);

@@ -1,8 +1,8 @@
 // tests/support/functor_oracle.cpp: the oracle that shares the update functors and nothing else, so
 // that a difference of one bit is a fault of what stands around them: order of sums, factors, step
 // counts, bounds.
-#include "kernels/update.h"
 #include "tests/support/oracle.h"
+#include "zero/update_rule.h"
 
 #include <torch/types.h>
 
@@ -15,49 +15,56 @@ namespace {
 class FunctorOracle : public Oracle {
  public:
   FunctorOracle(const Scenario& scenario, int world_size) : Oracle(scenario, world_size) {
-    for (const at::Tensor& master : masters_) {
-      state0_.emplace_back(static_cast<std::size_t>(master.numel()), 0.0F);
-      state1_.emplace_back(static_cast<std::size_t>(master.numel()), 0.0F);
+    for (std::size_t i = 0; i < masters_.size(); ++i) {
+      const auto numel = static_cast<std::size_t>(masters_[i].numel());
+      states_.emplace_back(static_cast<std::size_t>(zero::states_of(settings(i))),
+                           std::vector<float>(numel, zero::initial_state(settings(i))));
     }
     counts_.assign(masters_.size(), 0);
   }
 
  protected:
   void update(int index, const WindowGradients& window, double reported_clip_factor) override {
-    const double schedule = scenario_.schedule(index);
     for (std::size_t i = 0; i < masters_.size(); ++i) {
       if (!window.sums[i].defined()) {
         continue;
       }
       const std::int64_t count = ++counts_[i];
       const double factor = reported_clip_factor / window.denominators[owner_[i]];
+      Optimizer scheduled = settings(i);
+      std::visit([&](auto& o) { o.lr *= rate_factor(index, i); }, scheduled);
       const at::Tensor sums = window.sums[i].contiguous();
-      const float* gradient = sums.data_ptr<float>();
-      float* master = masters_[i].data_ptr<float>();
-      const Optimizer& settings = scenario_.engines[owner_[i]].optimizer;
-      const auto step = [&](const auto& functor) {
-        for (std::size_t k = 0; k < state0_[i].size(); ++k) {
-          float state[2] = {state0_[i][k], state1_[i][k]};
-          master[k] = functor(master[k], gradient[k], state);
-          state0_[i][k] = state[0];
-          state1_[i][k] = state[1];
-        }
-      };
-      if (const auto* adamw = std::get_if<AdamW>(&settings)) {
-        step(kernels::AdamUpdate<true, false>::at_step(adamw->lr * schedule, adamw->beta1,
-                                                       adamw->beta2, adamw->eps,
-                                                       adamw->weight_decay, count, factor));
-      } else {
-        const auto& sgd = std::get<Sgd>(settings);
-        step(kernels::SgdUpdate<true, false>::at_step(sgd.lr * schedule, sgd.momentum, 0.0,
-                                                      sgd.weight_decay, count, factor));
-      }
+      std::visit(
+          [&](const auto& functor) {
+            run(functor, masters_[i].numel(), sums.data_ptr<float>(), masters_[i].data_ptr<float>(),
+                states_[i]);
+          },
+          zero::update_at(scheduled, count, factor));
     }
   }
 
  private:
-  std::vector<std::vector<float>> state0_;
-  std::vector<std::vector<float>> state1_;
+  using States = std::vector<std::vector<float>>;  // [state][element]
+
+  template <class Functor>
+  static void run(const Functor& functor,
+                  std::int64_t numel,
+                  const float* gradient,
+                  float* master,
+                  States& state) {
+    for (std::size_t k = 0; k < static_cast<std::size_t>(numel); ++k) {
+      float now[kernels::kMaxStates] = {};
+      for (std::size_t s = 0; s < state.size(); ++s) {
+        now[s] = state[s][k];
+      }
+      master[k] = functor(master[k], gradient[k], now);
+      for (std::size_t s = 0; s < state.size(); ++s) {
+        state[s][k] = now[s];
+      }
+    }
+  }
+
+  std::vector<States> states_;
   std::vector<std::int64_t> counts_;
 };
 

@@ -3,22 +3,27 @@
 #include "tests/support/oracle.h"
 
 #include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 #include <torch/types.h>
 
 #include <cmath>
 #include <limits>
+#include <string>
 #include <unordered_map>
+#include <utility>
 #include <variant>
 
 namespace tandem::testing {
 namespace {
 
-/// fp32 -> bf16, halves away from zero.
+/// fp32 -> bf16, halves away from zero; -> fp16, halves to even.
 at::Tensor rounded_to(at::ScalarType dtype, const at::Tensor& master) {
-  if (dtype == at::kFloat) {
-    return master.clone();
+  if (dtype != at::kBFloat16) {
+    return master.to(dtype, /*non_blocking=*/false, /*copy=*/true);
   }
   const at::Tensor bits = master.contiguous().view(torch::kInt32);
   return at::bitwise_right_shift(bits + 0x8000, 16).to(torch::kInt16).view(at::kBFloat16);
@@ -30,37 +35,148 @@ void clear_gradients(const std::vector<at::Tensor>& parameters) {
   }
 }
 
-std::unique_ptr<torch::optim::Optimizer> torch_optimizer(std::vector<at::Tensor> masters,
-                                                         const Optimizer& settings) {
-  if (const auto* adamw = std::get_if<AdamW>(&settings)) {
-    return std::make_unique<torch::optim::AdamW>(std::move(masters),
-                                                 torch::optim::AdamWOptions(adamw->lr)
-                                                     .betas({adamw->beta1, adamw->beta2})
-                                                     .eps(adamw->eps)
-                                                     .weight_decay(adamw->weight_decay));
+// torch::optim over one parameter: its update depends on nothing else.
+
+std::unique_ptr<torch::optim::Optimizer> stepper_of(at::Tensor master, const AdamW& o) {
+  return std::make_unique<torch::optim::AdamW>(std::vector{std::move(master)},
+                                               torch::optim::AdamWOptions(o.lr)
+                                                   .betas({o.beta1, o.beta2})
+                                                   .eps(o.eps)
+                                                   .weight_decay(o.weight_decay)
+                                                   .amsgrad(o.amsgrad));
+}
+
+std::unique_ptr<torch::optim::Optimizer> stepper_of(at::Tensor master, const Adam& o) {
+  return std::make_unique<torch::optim::Adam>(std::vector{std::move(master)},
+                                              torch::optim::AdamOptions(o.lr)
+                                                  .betas({o.beta1, o.beta2})
+                                                  .eps(o.eps)
+                                                  .weight_decay(o.weight_decay)
+                                                  .amsgrad(o.amsgrad));
+}
+
+std::unique_ptr<torch::optim::Optimizer> stepper_of(at::Tensor master, const Sgd& o) {
+  return std::make_unique<torch::optim::SGD>(std::vector{std::move(master)},
+                                             torch::optim::SGDOptions(o.lr)
+                                                 .momentum(o.momentum)
+                                                 .dampening(o.dampening)
+                                                 .weight_decay(o.weight_decay)
+                                                 .nesterov(o.nesterov));
+}
+
+std::unique_ptr<torch::optim::Optimizer> stepper_of(at::Tensor master, const RmsProp& o) {
+  return std::make_unique<torch::optim::RMSprop>(std::vector{std::move(master)},
+                                                 torch::optim::RMSpropOptions(o.lr)
+                                                     .alpha(o.alpha)
+                                                     .eps(o.eps)
+                                                     .weight_decay(o.weight_decay)
+                                                     .momentum(o.momentum)
+                                                     .centered(o.centered));
+}
+
+std::unique_ptr<torch::optim::Optimizer> stepper_of(at::Tensor master, const Adagrad& o) {
+  return std::make_unique<torch::optim::Adagrad>(
+      std::vector{std::move(master)}, torch::optim::AdagradOptions(o.lr)
+                                          .lr_decay(o.lr_decay)
+                                          .weight_decay(o.weight_decay)
+                                          .initial_accumulator_value(o.initial_accumulator_value)
+                                          .eps(o.eps));
+}
+
+/// Chen et al., 2023, algorithm 2, line by line.
+class LionStepper : public torch::optim::Optimizer {
+ public:
+  LionStepper(at::Tensor master, const Lion& lion)
+      : torch::optim::Optimizer(
+            {torch::optim::OptimizerParamGroup({std::move(master)})},
+            std::make_unique<torch::optim::SGDOptions>(lion.lr)),  // only its learning rate is used
+        lion_(lion) {}
+
+  at::Tensor step(LossClosure /*closure*/ = nullptr) override {
+    const at::NoGradGuard no_grad;
+    torch::optim::OptimizerParamGroup& group = param_groups()[0];
+    at::Tensor theta = group.params()[0];
+    const at::Tensor gradient = theta.grad();
+    if (!gradient.defined()) {
+      return {};
+    }
+    if (!momentum_.defined()) {
+      momentum_ = torch::zeros_like(theta);
+    }
+    const at::Tensor c = lion_.beta1 * momentum_ + (1.0 - lion_.beta1) * gradient;
+    theta.sub_(group.options().get_lr() * (torch::sign(c) + lion_.weight_decay * theta));
+    momentum_ = lion_.beta2 * momentum_ + (1.0 - lion_.beta2) * gradient;
+    return {};
   }
-  const auto& sgd = std::get<Sgd>(settings);
-  return std::make_unique<torch::optim::SGD>(
-      std::move(masters),
-      torch::optim::SGDOptions(sgd.lr).momentum(sgd.momentum).weight_decay(sgd.weight_decay));
+
+ private:
+  Lion lion_;
+  at::Tensor momentum_;
+};
+
+std::unique_ptr<torch::optim::Optimizer> stepper_of(at::Tensor master, const Lion& o) {
+  return std::make_unique<LionStepper>(std::move(master), o);
 }
 
 double rate_of(const Optimizer& settings) {
   return std::visit([](const auto& optimizer) { return optimizer.lr; }, settings);
 }
 
+/// The settings of the first group that wants the parameter, else the engine's.
+Optimizer settings_for(const EngineOptions& options,
+                       const std::string& name,
+                       const at::Tensor& tensor,
+                       bool& own_rate) {
+  Optimizer settings = options.optimizer;
+  own_rate = false;
+  for (const ParameterGroup& group : options.groups) {
+    const std::vector<std::int64_t> shape = tensor.sizes().vec();
+    if (!group.where(ParameterView{name, shape})) {
+      continue;
+    }
+    own_rate = group.lr.has_value();
+    std::visit(
+        [&](auto& o) {
+          o.lr = group.lr.value_or(o.lr);
+          o.weight_decay = group.weight_decay.value_or(o.weight_decay);
+          if constexpr (requires { o.beta1; }) {
+            o.beta1 = group.beta1.value_or(o.beta1);
+            o.beta2 = group.beta2.value_or(o.beta2);
+          }
+          if constexpr (requires { o.eps; }) {
+            o.eps = group.eps.value_or(o.eps);
+          }
+          if constexpr (requires { o.momentum; }) {
+            o.momentum = group.momentum.value_or(o.momentum);
+          }
+        },
+        settings);
+    break;
+  }
+  return settings;
+}
+
+/// In the type in which an engine's gradients travel.
+at::Tensor on_the_wire(const at::Tensor& gradient, Wire wire) {
+  switch (wire) {
+    case Wire::kParameter:
+      return gradient;
+    case Wire::kFloat32:
+      return gradient.to(at::kFloat);
+    case Wire::kBFloat16:
+      return gradient.to(at::kBFloat16);
+    case Wire::kFloat16:
+      return gradient.to(at::kHalf);
+  }
+  return gradient;
+}
+
 class TorchOracle : public Oracle {
  public:
   TorchOracle(const Scenario& scenario, int world_size) : Oracle(scenario, world_size) {
-    for (std::size_t net = 0; net < nets_.size(); ++net) {
-      std::vector<at::Tensor> own;
-      for (std::size_t i = 0; i < masters_.size(); ++i) {
-        if (owner_[i] == static_cast<std::int32_t>(net)) {
-          own.push_back(masters_[i]);
-        }
-      }
-      optimizers_.push_back(own.empty() ? nullptr
-                                        : torch_optimizer(own, scenario_.engines[net].optimizer));
+    for (std::size_t i = 0; i < masters_.size(); ++i) {
+      steppers_.push_back(
+          std::visit([&](const auto& o) { return stepper_of(masters_[i], o); }, settings(i)));
     }
   }
 
@@ -75,18 +191,15 @@ class TorchOracle : public Oracle {
     if (scenario_.clip_norm) {
       torch::nn::utils::clip_grad_norm_(masters_, *scenario_.clip_norm);
     }
-    for (std::size_t net = 0; net < nets_.size(); ++net) {
-      if (!optimizers_[net]) {
-        continue;
-      }
-      const double lr = rate_of(scenario_.engines[net].optimizer) * scenario_.schedule(index);
-      optimizers_[net]->param_groups()[0].options().set_lr(lr);
-      optimizers_[net]->step();
+    for (std::size_t i = 0; i < masters_.size(); ++i) {
+      steppers_[i]->param_groups()[0].options().set_lr(rate_of(settings(i)) *
+                                                       rate_factor(index, i));
+      steppers_[i]->step();
     }
   }
 
  private:
-  std::vector<std::unique_ptr<torch::optim::Optimizer>> optimizers_;
+  std::vector<std::unique_ptr<torch::optim::Optimizer>> steppers_;  // [parameter]
 };
 
 class WholeOracle : public TorchOracle {
@@ -125,17 +238,29 @@ class WholeOracle : public TorchOracle {
 Oracle::Oracle(const Scenario& scenario, int world_size)
     : scenario_(scenario), world_size_(world_size), nets_(scenario.nets()) {
   parameters_ = unique_parameters(nets_);
-  std::unordered_map<const void*, std::int32_t> owner;
+  std::unordered_map<const void*, std::pair<std::int32_t, std::string>> owner;
   for (std::size_t net = nets_.size(); net-- > 0;) {
     for (const NamedTensor& parameter : nets_[net].parameters()) {
-      owner[parameter.tensor.unsafeGetTensorImpl()] = static_cast<std::int32_t>(net);
+      owner[parameter.tensor.unsafeGetTensorImpl()] = {static_cast<std::int32_t>(net),
+                                                       parameter.name};
     }
   }
   for (const at::Tensor& parameter : parameters_) {
-    owner_.push_back(owner.at(parameter.unsafeGetTensorImpl()));
+    const auto& [net, name] = owner.at(parameter.unsafeGetTensorImpl());
+    owner_.push_back(net);
+    bool own_rate = false;
+    settings_.push_back(
+        settings_for(scenario_.engines[static_cast<std::size_t>(net)], name, parameter, own_rate));
+    own_rate_.push_back(own_rate);
     masters_.push_back(parameter.detach().to(at::kFloat).clone().requires_grad_());
   }
   denominators_.assign(nets_.size(), 0.0);
+}
+
+const Optimizer& Oracle::settings(std::size_t parameter) const { return settings_[parameter]; }
+
+double Oracle::rate_factor(int index, std::size_t parameter) const {
+  return own_rate_[parameter] ? 1.0 : scenario_.schedule(index);
 }
 
 WindowGradients Oracle::gradients(int index) {
@@ -184,7 +309,8 @@ WindowGradients Oracle::gradients(int index) {
         if (!window.sums[i].defined()) {
           window.sums[i] = torch::zeros(parameters_[i].sizes(), at::kFloat);
         }
-        window.sums[i] += of_rank[i].detach().to(at::kFloat);
+        const Wire wire = scenario_.engines[static_cast<std::size_t>(owner_[i])].wire;
+        window.sums[i] += on_the_wire(of_rank[i].detach(), wire).to(at::kFloat);
       }
     }
     for (std::size_t net = 0; net < nets_.size(); ++net) {

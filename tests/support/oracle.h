@@ -45,6 +45,11 @@ class Oracle {
   /// Updates masters_ where `sums` is defined. `factor_of[net]` is 1 / denominator.
   virtual void update(int index, const WindowGradients& window, double reported_clip_factor) = 0;
 
+  /// Of one parameter: its engine's, with what its group overrides; and the factor that the
+  /// schedule puts on its learning rate (1 where the group has one of its own).
+  [[nodiscard]] const Optimizer& settings(std::size_t parameter) const;
+  [[nodiscard]] double rate_factor(int index, std::size_t parameter) const;
+
   Scenario scenario_;
   int world_size_;
   Nets nets_;
@@ -53,11 +58,14 @@ class Oracle {
   std::vector<at::Tensor> masters_;  // [parameter], fp32 leaves
 
  private:
+  std::vector<Optimizer> settings_;  // [parameter]
+  std::vector<bool> own_rate_;       // [parameter]
   std::vector<double> denominators_;
   double norm_ = 0.0;
 };
 
-/// (a) split: summed micro-batch gradients, torch's clip_grad_norm_, torch::optim on fp32 copies.
+/// (a) split: summed micro-batch gradients, torch's clip_grad_norm_, torch::optim on fp32 copies
+/// (Lion, which torch::optim lacks: its paper's lines in LibTorch).
 std::unique_ptr<Oracle> split_oracle(const Scenario& scenario, int world_size);
 /// (b) whole: one backward of the sum of all micro-batches' losses, then as above.
 std::unique_ptr<Oracle> whole_oracle(const Scenario& scenario, int world_size);

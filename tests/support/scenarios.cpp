@@ -197,15 +197,19 @@ Scenario with_stage(Scenario scenario, int stage) {
   return scenario;
 }
 
-Scenario in_bf16(Scenario scenario, const std::vector<std::size_t>& nets) {
-  scenario.nets = [make = scenario.nets, nets] {
+Scenario in_type(Scenario scenario, at::ScalarType dtype, const std::vector<std::size_t>& nets) {
+  scenario.nets = [make = scenario.nets, dtype, nets] {
     Nets made = make();
     for (const std::size_t net : nets) {
-      made[net].tower->to(at::kBFloat16);
+      made[net].tower->to(dtype);
     }
     return made;
   };
   return scenario;
+}
+
+Scenario in_bf16(Scenario scenario, const std::vector<std::size_t>& nets) {
+  return in_type(std::move(scenario), at::kBFloat16, nets);
 }
 
 }  // namespace tandem::testing

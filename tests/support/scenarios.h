@@ -46,7 +46,8 @@ Scenario with_sgd(Scenario scenario, double lr, double momentum = 0.0, double we
 Scenario with_micro_batches(Scenario scenario, int passes);
 Scenario with_bucket_bytes(Scenario scenario, std::int64_t bytes);
 Scenario with_stage(Scenario scenario, int stage);
-/// Net `net` in bf16.
+/// Those nets with parameters of another type.
+Scenario in_type(Scenario scenario, at::ScalarType dtype, const std::vector<std::size_t>& nets);
 Scenario in_bf16(Scenario scenario, const std::vector<std::size_t>& nets);
 
 }  // namespace tandem::testing

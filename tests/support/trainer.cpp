@@ -119,7 +119,7 @@ Distances train_beside_oracles(World& world, const Scenario& scenario) {
   const std::vector<at::Tensor> start = copies(trainer.parameters());
   Distances result;
   for (const at::Tensor& parameter : start) {
-    result.bf16 = result.bf16 || parameter.scalar_type() == at::kBFloat16;
+    result.in_16_bits = result.in_16_bits || parameter.element_size() == 2;
   }
   for (int index = 0; index < scenario.steps; ++index) {
     const std::vector<at::Tensor> before = copies(trainer.parameters());
@@ -128,8 +128,8 @@ Distances train_beside_oracles(World& world, const Scenario& scenario) {
     if (!oracles) {
       continue;
     }
-    if (result.bf16) {
-      // A bf16 parameter that differs by its last bit changes all later gradients: from equal
+    if (result.in_16_bits) {
+      // A 16-bit parameter that differs by its last bit changes all later gradients: from equal
       // state.
       oracles->split->adopt(before);
     }
@@ -174,10 +174,11 @@ void expect_within_contract(World& world, const Scenario& scenario) {
   // Squares of fp32 numbers summed in double on both sides, in different orders, before one square
   // root; sums that were taken in another order than the oracle's differ by fp32 rounding.
   EXPECT_LE(distances.norm, 1e-6);
-  // fp32: 20 steps. bf16: one step each; an fp32 difference of one part in 10^7 tips the rounding
-  // of few elements, by one bf16 unit (2^-8 of the element): below 1 in 1,000 of the norm.
-  EXPECT_LE(distances.split, distances.bf16 ? 1e-3 : 1e-6);
-  EXPECT_LE(distances.whole, distances.bf16 ? 5e-2 : 1e-5);
+  // fp32: 20 steps. 16 bits: one step each; an fp32 difference of one part in 10^7 tips the
+  // rounding of few elements, by one unit, the largest of which is bf16's (2^-8 of the element):
+  // below 1 in 1,000 of the norm.
+  EXPECT_LE(distances.split, distances.in_16_bits ? 1e-3 : 1e-6);
+  EXPECT_LE(distances.whole, distances.in_16_bits ? 5e-2 : 1e-5);
   if (scenario.bitwise) {
     EXPECT_EQ(distances.bits, 0);
   }

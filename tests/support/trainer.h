@@ -41,12 +41,13 @@ WorldOptions options_for(const Scenario& scenario);
 /// Largest distances that were met, in the measures of the numerics contract; on rank 0, which runs
 /// the oracles.
 struct Distances {
-  double split = 0.0;  // to oracle (a), of the parameters' norm; per step from equal state for bf16
-  double whole = 0.0;  // to oracle (b), of the movement's norm
+  double split =
+      0.0;  // to oracle (a), of the parameters' norm; per step from equal state for 16 bits
+  double whole = 0.0;        // to oracle (b), of the movement's norm
   std::int64_t bits = 0;     // elements that differ from oracle (c)
   double denominator = 0.0;  // largest difference of a reported divisor
   double norm = 0.0;         // relative
-  bool bf16 = false;
+  bool in_16_bits = false;
   bool ranks_agree = false;  // every rank holds rank 0's bits
   bool all_applied = true;
 };

@@ -5,10 +5,14 @@
 #pragma once
 
 #include "kernels/bf16.h"
+#include "kernels/fp16.h"
 #include "kernels/superaccumulator.h"
 #include "kernels/update.h"
 #include "zero/optimizer_shard.h"
+#include "zero/update_rule.h"
 
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -71,6 +75,19 @@ inline std::vector<ParameterInfo> infos_of(
   return infos;
 }
 
+/// As the numerics contract rounds into each type.
+inline float rounded(kernels::Dtype dtype, float value) {
+  switch (dtype) {
+    case kernels::Dtype::kBFloat16:
+      return kernels::to_float(kernels::round_half_away(value));
+    case kernels::Dtype::kFloat16:
+      return kernels::to_float(kernels::round_half_even(value));
+    case kernels::Dtype::kFloat32:
+      break;
+  }
+  return value;
+}
+
 class ShardRig {
  public:
   ShardRig(std::vector<ParameterInfo> infos,
@@ -78,7 +95,9 @@ class ShardRig {
            int ranks,
            const Optimizer& optimizer,
            const Values& values,
-           ParallelFor parallel = serially)
+           ParallelFor parallel = serially,
+           Masters masters = Masters::kSeparate,
+           const std::vector<ParameterGroup>& groups = {})
       : infos_(std::move(infos)),
         plan_(plan_buckets(infos_, bucket_bytes)),
         // All bits set is a NaN in both types: whatever is not a parameter's own is poison.
@@ -88,31 +107,40 @@ class ShardRig {
       for (std::size_t i = 0; i < values[p].size(); ++i) set(p, i, values[p][i]);
     }
     for (int rank = 0; rank < ranks; ++rank) {
-      shards_.push_back(std::make_unique<OptimizerShard>(plan_, comm::Group{rank, ranks},
-                                                         memory_.data(), optimizer));
+      shards_.push_back(
+          std::make_unique<OptimizerShard>(plan_, comm::Group{rank, ranks}, memory_.data(),
+                                           ParameterGroups(optimizer, groups, infos_), masters));
     }
   }
 
   void set(std::size_t parameter, std::size_t element, float value) {
     std::byte* data = element_data(parameter, element);
-    if (infos_[parameter].dtype == kernels::Dtype::kFloat32) {
-      std::memcpy(data, &value, sizeof(value));
-    } else {
-      const kernels::Bf16 rounded = kernels::round_half_away(value);
-      std::memcpy(data, &rounded, sizeof(rounded));
+    const auto store = [&](const auto& number) { std::memcpy(data, &number, sizeof(number)); };
+    switch (infos_[parameter].dtype) {
+      case kernels::Dtype::kFloat32:
+        return store(value);
+      case kernels::Dtype::kBFloat16:
+        return store(kernels::round_half_away(value));
+      case kernels::Dtype::kFloat16:
+        return store(kernels::round_half_even(value));
     }
   }
 
   [[nodiscard]] float get(std::size_t parameter, std::size_t element) {
     const std::byte* data = element_data(parameter, element);
-    if (infos_[parameter].dtype == kernels::Dtype::kFloat32) {
-      float value = 0.0F;
-      std::memcpy(&value, data, sizeof(value));
-      return value;
+    const auto load = [&](auto number) {
+      std::memcpy(&number, data, sizeof(number));
+      return number;
+    };
+    switch (infos_[parameter].dtype) {
+      case kernels::Dtype::kBFloat16:
+        return kernels::to_float(load(kernels::Bf16{}));
+      case kernels::Dtype::kFloat16:
+        return kernels::to_float(load(kernels::Fp16{}));
+      case kernels::Dtype::kFloat32:
+        break;
     }
-    kernels::Bf16 value;
-    std::memcpy(&value, data, sizeof(value));
-    return kernels::to_float(value);
+    return load(0.0F);
   }
 
   [[nodiscard]] Values values() {
@@ -183,17 +211,13 @@ class ShardRig {
 class PlainLoop {
  public:
   PlainLoop(const std::vector<ParameterInfo>& infos, const Optimizer& optimizer, Values values)
-      : infos_(infos),
-        optimizer_(optimizer),
-        masters_(std::move(values)),
-        state0_(zeros_like(masters_)),
-        state1_(zeros_like(masters_)),
-        counts_(infos.size(), 0) {
+      : infos_(infos), optimizer_(optimizer), masters_(std::move(values)), counts_(infos.size()) {
     for (std::size_t p = 0; p < infos_.size(); ++p) {
-      if (infos_[p].dtype == kernels::Dtype::kFloat32) continue;
-      for (float& master : masters_[p]) {
-        master = kernels::to_float(kernels::round_half_away(master));
-      }
+      for (float& master : masters_[p]) master = rounded(infos_[p].dtype, master);
+    }
+    for (Values& state : states_) {
+      state = masters_;
+      for (auto& one : state) std::fill(one.begin(), one.end(), initial_state(optimizer));
     }
   }
 
@@ -201,45 +225,35 @@ class PlainLoop {
     for (std::size_t p = 0; p < infos_.size(); ++p) {
       if (!seen[p]) continue;
       ++counts_[p];
-      for (std::size_t i = 0; i < masters_[p].size(); ++i) {
-        float& w = masters_[p][i];
-        const float g = gradients[p][i];
-        float state[2] = {state0_[p][i], state1_[p][i]};
-        if (const AdamW* o = std::get_if<AdamW>(&optimizer_)) {
-          w = kernels::AdamUpdate<true, false>::at_step(
-              o->lr, o->beta1, o->beta2, o->eps, o->weight_decay, counts_[p], factor)(w, g, state);
-        } else {
-          const Sgd& sgd = std::get<Sgd>(optimizer_);
-          w = kernels::SgdUpdate<true, false>::at_step(sgd.lr, sgd.momentum, 0.0, sgd.weight_decay,
-                                                       counts_[p], factor)(w, g, state);
-        }
-        state0_[p][i] = state[0];
-        state1_[p][i] = state[1];
-      }
+      std::visit(
+          [&](const auto& functor) {
+            for (std::size_t i = 0; i < masters_[p].size(); ++i) update(functor, p, i, gradients);
+          },
+          update_at(optimizer_, counts_[p], factor));
     }
   }
 
   [[nodiscard]] Values values() const {
     Values all = masters_;
     for (std::size_t p = 0; p < infos_.size(); ++p) {
-      if (infos_[p].dtype == kernels::Dtype::kFloat32) continue;
-      for (float& value : all[p]) value = kernels::to_float(kernels::round_half_away(value));
+      for (float& value : all[p]) value = rounded(infos_[p].dtype, value);
     }
     return all;
   }
 
  private:
-  static Values zeros_like(const Values& values) {
-    Values zeros = values;
-    for (auto& parameter : zeros) std::fill(parameter.begin(), parameter.end(), 0.0F);
-    return zeros;
+  template <class Functor>
+  void update(const Functor& functor, std::size_t p, std::size_t i, const Values& gradients) {
+    float now[kernels::kMaxStates];
+    for (std::size_t k = 0; k < states_.size(); ++k) now[k] = states_[k][p][i];
+    masters_[p][i] = functor(masters_[p][i], gradients[p][i], now);
+    for (std::size_t k = 0; k < states_.size(); ++k) states_[k][p][i] = now[k];
   }
 
   std::vector<ParameterInfo> infos_;
   Optimizer optimizer_;
   Values masters_;
-  Values state0_;
-  Values state1_;
+  std::array<Values, kernels::kMaxStates> states_;
   std::vector<std::int64_t> counts_;
 };
 

@@ -34,6 +34,9 @@ std::string join_lines(const std::vector<std::string>& lines) {
   return text;
 }
 
+/// Begins what a rank explains that could not go on by itself.
+constexpr const char* kRefusal = "refused: ";
+
 /// The first line in which two ranks' texts differ, as a message; falls back to the heads.
 std::string first_difference(const std::vector<std::string>& texts) {
   const auto line_of = [](const std::string& text, std::size_t n) -> std::optional<std::string> {
@@ -310,12 +313,30 @@ void WorldState::explain(Lock& lock, const std::string& error, bool windows_disc
   const std::vector<std::string> texts =
       gather_texts(lock, join_lines(said_) + "average by " + name_of(options_.average),
                    "the other ranks' explanation of an error");
+  for (std::size_t r = 0; r < texts.size(); ++r) {
+    if (texts[r].rfind(kRefusal, 0) != 0) {
+      continue;
+    }
+    // What the rank found may have cost it gradients, so the window is worth nothing anywhere.
+    clear_windows(Bits(cores_.size(), true));
+    drop_gradients(Bits(cores_.size(), true));
+    window_passes_ = 0;
+    const std::size_t begin = std::string(kRefusal).size();
+    throw InvalidArgument(
+        "rank " + std::to_string(r) + ": " + texts[r].substr(begin, texts[r].find('\n') - begin) +
+        ". The windows of all engines were discarded on all ranks, parameters and optimizer states "
+        "are unchanged: put it right and repeat the window from its first pass");
+  }
   throw Mismatch(
       error + ". " + first_difference(texts) +
       ". Every rank must make the same calls in the same order. Parameters are unchanged; " +
       (windows_discarded
            ? "the windows of all engines were discarded: repeat the window from its first pass"
            : "gradients are kept: correct the call and repeat it"));
+}
+
+std::vector<std::string> WorldState::refusal(const std::string& problem) {
+  return {kRefusal + problem};
 }
 
 /// The others run a backward pass: this rank takes part with nothing and closes at once.
@@ -338,6 +359,16 @@ GateMerged WorldState::agree(Lock& lock,
                              const GateSay& words,
                              const std::vector<std::string>& said) {
   resolve(lock);
+  // What another rank could not go on with is not for a rank to hear that only waits for the end.
+  const auto unless_leaving = [&](const auto& body) {
+    try {
+      body();
+    } catch (const InvalidArgument&) {
+      if (words.word != Word::kLeave) {
+        throw;
+      }
+    }
+  };
   for (;;) {
     GateSay say = words;
     complete_say(say);
@@ -349,11 +380,12 @@ GateMerged WorldState::agree(Lock& lock,
     const std::optional<std::string> error = gate_error(gate, group_.size);
     if (gate.said(Word::kBackward)) {
       join_pass(lock, gate, error);
-      report_failure(lock);
+      unless_leaving([&] { report_failure(lock); });
       continue;
     }
     if (error) {
-      explain(lock, *error, /*windows_discarded=*/false);
+      unless_leaving([&] { explain(lock, *error, /*windows_discarded=*/false); });
+      continue;
     }
     if (gate.said(Word::kRegister)) {
       return gate;
@@ -371,11 +403,7 @@ GateMerged WorldState::agree(Lock& lock,
       if (say.word == Word::kStep) {
         return gate;
       }
-      try {
-        perform_step(lock, gate);  // this rank has left, and still owns its shards
-      } catch (const InvalidArgument&) {
-        // The step was refused on all ranks; it is for those who called it to hear.
-      }
+      unless_leaving([&] { perform_step(lock, gate); });  // it has left, and still owns its shards
     } else {
       return gate;  // all leave
     }

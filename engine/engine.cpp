@@ -162,7 +162,7 @@ std::int64_t EngineBase::buckets() const {
 }
 
 std::uint64_t EngineBase::parameter_hash() const {
-  return state_->world->locked([&] { return engine::parameter_hash(*state_->core); });
+  return state_->world->engine_parameter_hash(*state_->core);
 }
 
 }  // namespace tandem

@@ -104,6 +104,9 @@ comm::Message encode(const GateSay& say, const Shape& shape, int rank) {
 
   comm::Message message;
   append(message.ors, say.held_engines, shape.engines);
+  Bits refusing(static_cast<std::size_t>(shape.ranks));
+  refusing[static_cast<std::size_t>(rank)] = say.refused;
+  append(message.ors, refusing, shape.ranks);
   append(message.ors, backward ? say.armed_engines : Bits(), shape.engines);
   append(message.ors, backward ? say.unfrozen_buckets : Bits(), shape.buckets);
   append(message.ors, step ? say.step_engines : Bits(), shape.engines);
@@ -157,6 +160,7 @@ GateMerged decode_gate(const comm::Message& message, const Shape& shape) {
 
   Reader ors(message.ors);
   gate.held_engines = ors.bits(shape.engines);
+  gate.refusing_ranks = ors.bits(shape.ranks);
   gate.armed_engines = ors.bits(shape.engines);
   gate.unfrozen_buckets = ors.bits(shape.buckets);
   gate.step_engines = ors.bits(shape.engines);
@@ -195,6 +199,10 @@ std::optional<std::string> gate_error(const GateMerged& gate, int ranks) {
   if (gate.count(Word::kLeave) == ranks) {
     return std::nullopt;  // nothing is stepped any more, so engines may be gone already on some
                           // ranks
+  }
+  if (std::find(gate.refusing_ranks.begin(), gate.refusing_ranks.end(), true) !=
+      gate.refusing_ranks.end()) {
+    return "a rank found its engines in a state that it cannot train";
   }
   if (!gate.hashes_equal) {
     return "ranks hold different engines, layouts or orders (an engine made or destroyed on some "

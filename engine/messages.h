@@ -54,6 +54,7 @@ struct GateSay {
   Word word = Word::kBackward;
   std::uint64_t world_hash = 0;  // engines, layouts, order: goes with every word
   Bits held_engines;             // goes with every word
+  bool refused = false;          // any word: this rank cannot go on; what it explains says why
 
   // backward
   Bits armed_engines;
@@ -87,6 +88,7 @@ struct GateMerged {
   std::array<int, kWords> sayers{};  // ranks that said each word
   bool hashes_equal = true;
   Bits held_engines;
+  Bits refusing_ranks;
 
   Bits armed_engines;
   Bits unfrozen_buckets;

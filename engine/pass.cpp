@@ -83,7 +83,9 @@ void WorldState::opened() {
     Lock lock(mutex_);
     wait_until_resolved(lock);
     report_failure(lock);
-    check_parameters();
+    if (const std::string problem = settle_parameters(); !problem.empty()) {
+      refuse_opening(lock, problem);
+    }
     const std::vector<std::shared_ptr<EngineCore>> cores = cores_;
     lock.unlock();
     for (const auto& core : cores) {
@@ -283,6 +285,7 @@ void WorldState::finish_pass(const CloseMerged& close) {
       }
     }
     ++window_passes_;  // also one that delivered nothing: a retry counts passes
+    warn_of_an_endless_window();
   }
   drop_retired();
   progress_wanted_.notify_all();
@@ -330,33 +333,6 @@ EngineCore* WorldState::live_core(std::int32_t serial) const {
   }
   EngineCore* core = cores_[static_cast<std::size_t>(found->second)].get();
   return core->retired() ? nullptr : core;
-}
-
-// Parameters must lie where the update writes and report to our hooks, or training would go on
-// silently without them.
-void WorldState::check_parameters() const {
-  for (const auto& core : cores_) {
-    if (core->retired()) {
-      continue;
-    }
-    const std::int32_t moved = core->parameters->first_moved();
-    if (moved >= 0) {
-      throw InvalidArgument(
-          "parameter '" + core->infos[static_cast<std::size_t>(moved)].name + "' of engine '" +
-          core->name +
-          "' was given other memory after the engine was made (torch::load, to(dtype), "
-          "set_data); load or convert a module before wrapping it");
-    }
-    const std::int32_t displaced = core->hooks->first_displaced();
-    if (displaced >= 0) {
-      throw InvalidArgument(
-          "parameter '" + core->infos[static_cast<std::size_t>(displaced)].name + "' of engine '" +
-          core->name +
-          "' was given another post-accumulate-grad hook after the engine was made; "
-          "register such hooks before wrapping the module");
-    }
-    core->check_buffers();
-  }
 }
 
 }  // namespace tandem::engine

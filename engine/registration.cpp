@@ -8,7 +8,7 @@
 #include <cmath>
 #include <set>
 #include <sstream>
-#include <unordered_set>
+#include <unordered_map>
 
 namespace tandem::engine {
 
@@ -105,8 +105,8 @@ std::shared_ptr<EngineCore> WorldState::register_engine(const Named& parameters,
 
     // What this rank has to object is said in the gate, so that all ranks throw together.
     std::string problem = what_is_wrong_with(options);
-    std::unordered_set<const void*>
-        owned;  // tied parameters have one owner: the first engine that has them
+    // Tied parameters have one owner: the first engine that has them.
+    std::unordered_map<const void*, const EngineCore*> owners;
     for (const auto& other : cores_) {
       if (other->retired()) {
         continue;
@@ -115,7 +115,7 @@ std::shared_ptr<EngineCore> WorldState::register_engine(const Named& parameters,
         problem = "the name is taken by another engine of this world";
       }
       for (const at::Tensor& tensor : other->parameters->tensors()) {
-        owned.insert(tensor.unsafeGetTensorImpl());
+        owners.emplace(tensor.unsafeGetTensorImpl(), other.get());
       }
     }
     std::vector<at::Tensor> tensors;
@@ -125,13 +125,23 @@ std::shared_ptr<EngineCore> WorldState::register_engine(const Named& parameters,
       if (fault.empty() && !names.insert(name).second) {
         fault = "parameter name '" + name + "' is used twice";
       }
+      if (const auto other = tracker_->taken_by(tensor); fault.empty() && other) {
+        fault = "parameter '" + name + "' belongs to engine '" + *other +
+                "' of another world in this process; destroy that engine first";
+      }
       if (!fault.empty()) {
         problem = problem.empty() ? fault : problem;
-      } else if (owned.insert(tensor.unsafeGetTensorImpl()).second) {
+      } else if (owners.emplace(tensor.unsafeGetTensorImpl(), core.get()).second) {
         core->infos.push_back(
             {name, tensor.sizes().vec(), tensor.numel(), *zero::dtype_of(tensor)});
         tensors.push_back(tensor);
       }
+    }
+    if (problem.empty() && tensors.empty() && !parameters.empty()) {
+      const auto& [name, tensor] = parameters.front();
+      problem = "all its parameters belong to other engines already ('" + name + "' to engine '" +
+                owners.at(tensor.unsafeGetTensorImpl())->name +
+                "'), so that it would train nothing; use that engine for both, or destroy it first";
     }
     if (problem.empty()) {
       problem = overlap_in(core->infos, tensors);
@@ -199,7 +209,7 @@ std::shared_ptr<EngineCore> WorldState::register_engine(const Named& parameters,
     core->shard = std::make_unique<zero::OptimizerShard>(
         core->plan, group_, core->channel->parameters().get(), std::move(*groups), options.masters);
     core->window.clear(core->parameter_count(), core->bucket_count());
-    core->hooks = tracker_->attach_leaves(core->serial, tensors);
+    core->hooks = tracker_->attach_leaves(core->serial, tensors, core->name);
 
     EngineShape shape;
     shape.name = core->name;

@@ -1,6 +1,7 @@
 // engine/reports.cpp: memory and wire, measured, beside their formulas; and how they print.
 #include "engine/world_state.h"
 #include "zero/update_rule.h"
+#include <tandem/error.h>
 
 #include <algorithm>
 #include <cinttypes>
@@ -71,11 +72,22 @@ WireReport WorldState::wire_report() const {
   return report;
 }
 
-std::uint64_t WorldState::world_parameter_hash() const {
+std::uint64_t WorldState::engine_parameter_hash(EngineCore& core) {
+  const std::lock_guard lock(mutex_);
+  if (const std::string problem = restore_moved(core); !problem.empty()) {
+    throw InvalidArgument(problem);
+  }
+  return parameter_hash(core);
+}
+
+std::uint64_t WorldState::world_parameter_hash() {
   const std::lock_guard lock(mutex_);
   std::vector<std::uint64_t> parts;
   for (const auto& core : cores_) {
     if (!core->retired()) {
+      if (const std::string problem = restore_moved(*core); !problem.empty()) {
+        throw InvalidArgument(problem);
+      }
       parts.push_back(parameter_hash(*core));
     }
   }

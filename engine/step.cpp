@@ -65,7 +65,8 @@ StepResult WorldState::step(const std::vector<const EngineCore*>& engines,
   }
   return guarded([&] {
     Lock lock(mutex_);
-    check_parameters();
+    resolve(lock);
+    std::string problem = settle_parameters();
     GateSay say;
     say.word = Word::kStep;
     say.step_engines.assign(cores_.size(), engines.empty());
@@ -81,8 +82,13 @@ StepResult WorldState::step(const std::vector<const EngineCore*>& engines,
         say.step_engines[static_cast<std::size_t>(core->index)] = false;
       }
     }
+    if (problem.empty()) {
+      problem = gradient_set_by_hand(say.step_engines);
+    }
     say.clip_norm = clip_norm.value_or(0.0);
-    return perform_step(lock, agree(lock, say));
+    say.refused = !problem.empty();
+    return perform_step(
+        lock, agree(lock, say, say.refused ? refusal(problem) : std::vector<std::string>{}));
   });
 }
 
@@ -111,6 +117,7 @@ StepResult WorldState::perform_step(Lock& lock, const GateMerged& gate) {
     ++updates_;
   }
 
+  windows_ever_cleared_ = true;
   clear_windows(gate.step_engines);
   for (const Part& part : parts) {
     part.core->armed = false;

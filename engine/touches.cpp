@@ -87,7 +87,10 @@ void WorldState::zero_grad(const EngineCore* only) {
     if (only != nullptr) {
       say.zero_engines[static_cast<std::size_t>(only->index)] = true;
     }
-    clear_windows(agree(lock, say).zero_engines);
+    const Bits engines = agree(lock, say).zero_engines;
+    clear_windows(engines);
+    drop_gradients(engines);
+    windows_ever_cleared_ = true;
   });
 }
 
@@ -115,6 +118,12 @@ void WorldState::leave() {
   }
   guarded([&] {
     Lock lock(mutex_);
+    resolve(lock);
+    for (const auto& core : cores_) {  // edits count; what cannot be put right hurts nobody now
+      if (!core->retired()) {
+        restore_moved(*core);
+      }
+    }
     GateSay say;
     say.word = Word::kLeave;
     agree(lock, say);

@@ -12,7 +12,8 @@
 // W3 Once broken, every call says so; a broken world never communicates again.
 // Files: world_state.cpp (life, progress), agreement.cpp (gates, waits, errors), touches.cpp (the
 // small collective calls), pass.cpp (hooks to sequencer to launches), step.cpp (the step),
-// registration.cpp (engines come and go), reports.cpp.
+// registration.cpp (engines come and go), parameters.cpp (what users did to parameters),
+// reports.cpp.
 #pragma once
 
 #include "comm/control_plane.h"
@@ -97,7 +98,8 @@ class WorldState : public hooks::PassSink {
   // --- reports.cpp ---
   [[nodiscard]] MemoryReport memory_report() const;
   [[nodiscard]] WireReport wire_report() const;
-  [[nodiscard]] std::uint64_t world_parameter_hash() const;
+  [[nodiscard]] std::uint64_t world_parameter_hash();
+  [[nodiscard]] std::uint64_t engine_parameter_hash(EngineCore& core);
 
   /// Runs `read` under the lock: for accessors of one engine.
   template <class Read>
@@ -121,6 +123,8 @@ class WorldState : public hooks::PassSink {
   void report_failure(Lock& lock);
   /// `said`: what to say of it if ranks differ; empty: described.
   GateMerged agree(Lock& lock, const GateSay& words, const std::vector<std::string>& said = {});
+  /// What a rank says that cannot go on because of `problem`.
+  [[nodiscard]] static std::vector<std::string> refusal(const std::string& problem);
   void join_pass(Lock& lock, const GateMerged& gate, const std::optional<std::string>& error);
   [[noreturn]] void explain(Lock& lock, const std::string& error, bool windows_discarded);
   std::vector<std::string> gather_texts(Lock& lock,
@@ -146,7 +150,15 @@ class WorldState : public hooks::PassSink {
   void launch_due();
   void launch(const Launch& launch);
   [[nodiscard]] EngineCore* live_core(std::int32_t serial) const;
-  void check_parameters() const;
+
+  // parameters.cpp
+  std::string settle_parameters();
+  static std::string settle(EngineCore& core);
+  static std::string restore_moved(EngineCore& core);
+  [[nodiscard]] std::string gradient_set_by_hand(const Bits& engines) const;
+  void drop_gradients(const Bits& engines);
+  [[noreturn]] void refuse_opening(Lock& lock, const std::string& problem);
+  void warn_of_an_endless_window();
 
   // step.cpp
   StepResult perform_step(Lock& lock, const GateMerged& gate);
@@ -197,6 +209,7 @@ class WorldState : public hooks::PassSink {
   WireReport retired_wire_;  // of engines that are gone
   double busy_at_last_step_ = 0.0;
   bool warned_passed_over_ = false;
+  bool windows_ever_cleared_ = false;  // by a step or zero_grad
   bool left_ = false;
   bool closed_ = false;
   std::optional<std::string> broken_;

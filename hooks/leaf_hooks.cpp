@@ -26,6 +26,7 @@ struct Link {
   std::weak_ptr<PassState> state;
   std::int32_t engine = 0;
   std::int32_t parameter = 0;
+  std::shared_ptr<const std::string> owner;
   std::atomic<bool> active{true};  // false: the hook only passes on to its previous occupant
   // The hook object while it lives. Null after that, or a stranger's hook at the same address would
   // be taken for ours.
@@ -52,6 +53,10 @@ class LeafHook : public torch::autograd::PostAccumulateGradHook {
   }
 
   [[nodiscard]] bool active() const { return link_->active; }
+  [[nodiscard]] const Link& link() const { return *link_; }
+  [[nodiscard]] const torch::autograd::PostAccumulateGradHook* previous() const {
+    return previous_.get();
+  }
   [[nodiscard]] Occupant take_previous() { return std::move(previous_); }
 
  private:
@@ -109,6 +114,7 @@ struct LeafHooks::Impl {
 
   std::weak_ptr<PassState> state;
   std::int32_t engine = 0;
+  std::shared_ptr<const std::string> owner;
   std::vector<Place> places;
 
   void install(std::size_t index) {
@@ -117,6 +123,7 @@ struct LeafHooks::Impl {
     link->state = state;
     link->engine = engine;
     link->parameter = static_cast<std::int32_t>(index);
+    link->owner = owner;
     autograd_slot::materialize_autograd_meta(place.leaf);
     Occupant& slot = autograd_slot::post_acc_grad_hooks(place.leaf);
     slot = std::make_unique<LeafHook>(link, std::move(slot));
@@ -154,17 +161,53 @@ std::int32_t LeafHooks::first_displaced() const {
   return -1;
 }
 
-void LeafHooks::reattach() {
+std::vector<std::int32_t> LeafHooks::reattach() {
+  std::vector<std::int32_t> missed;
   for (std::size_t i = 0; i < impl_->places.size(); ++i) {
     Impl::Place& place = impl_->places[i];
     if (holds_slot(place.leaf, *place.link)) continue;
     place.link->active = false;  // the new occupant may have chained our old hook
     impl_->install(i);
+    at::Tensor& gradient = place.leaf.mutable_grad();
+    if (gradient.defined()) {
+      gradient.reset();
+      missed.push_back(static_cast<std::int32_t>(i));
+    }
   }
+  return missed;
+}
+
+std::int32_t LeafHooks::first_with_gradient() const {
+  for (std::size_t i = 0; i < impl_->places.size(); ++i) {
+    const at::Tensor& gradient = impl_->places[i].leaf.mutable_grad();
+    // Zeros are what a zero_grad that keeps tensors makes of them.
+    if (gradient.defined() &&
+        (gradient.is_sparse() || gradient.count_nonzero().item<std::int64_t>() != 0)) {
+      return static_cast<std::int32_t>(i);
+    }
+  }
+  return -1;
+}
+
+void LeafHooks::drop_gradients() {
+  for (const Impl::Place& place : impl_->places) place.leaf.mutable_grad().reset();
+}
+
+std::optional<std::string> PassTracker::taken_by(const at::Tensor& tensor) const {
+  if (!tensor.defined() || autograd_slot::get_autograd_meta(tensor) == nullptr) return std::nullopt;
+  const torch::autograd::PostAccumulateGradHook* hook =
+      autograd_slot::post_acc_grad_hooks(tensor).get();
+  while (const auto* one = dynamic_cast<const LeafHook*>(hook)) {
+    const std::shared_ptr<PassState> state = one->link().state.lock();
+    if (one->active() && state && state != state_) return *one->link().owner;
+    hook = one->previous();
+  }
+  return std::nullopt;
 }
 
 std::unique_ptr<LeafHooks> PassTracker::attach_leaves(std::int32_t engine,
-                                                      const std::vector<at::Tensor>& leaves) {
+                                                      const std::vector<at::Tensor>& leaves,
+                                                      const std::string& owner) {
   for (std::size_t i = 0; i < leaves.size(); ++i) {
     if (!leaves[i].defined() || !leaves[i].is_leaf()) {
       throw InvalidArgument(
@@ -176,6 +219,7 @@ std::unique_ptr<LeafHooks> PassTracker::attach_leaves(std::int32_t engine,
   auto impl = std::make_unique<LeafHooks::Impl>();
   impl->state = state_;
   impl->engine = engine;
+  impl->owner = std::make_shared<const std::string>(owner);
   impl->places.reserve(leaves.size());
   // From here on the destructor takes off what a throw would leave behind.
   std::unique_ptr<LeafHooks> hooks(new LeafHooks(std::move(impl)));

@@ -20,6 +20,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 namespace at {
@@ -64,8 +66,15 @@ class LeafHooks {
 
   /// Index of the first leaf whose hook slot is no longer ours, or -1.
   [[nodiscard]] std::int32_t first_displaced() const;
-  /// Puts our hooks back where they were displaced, chaining the new occupants.
-  void reattach();
+  /// Puts our hooks back where they were displaced, chaining the new occupants: they run first and
+  /// find `.grad` in place. Returns the leaves whose gradients went past us meanwhile, into
+  /// `.grad`, which is reset: nobody knows which pass they belong to.
+  std::vector<std::int32_t> reattach();
+  /// Index of the first leaf with a `.grad` that is not all zeros, or -1: no pass left it there
+  /// (H2), so somebody set it by hand.
+  [[nodiscard]] std::int32_t first_with_gradient() const;
+  /// Resets `.grad` of every leaf.
+  void drop_gradients();
 
  private:
   friend class PassTracker;
@@ -88,9 +97,13 @@ class PassTracker {
   PassTracker& operator=(PassTracker&&) = delete;
 
   /// Puts a post-accumulate hook on every leaf (one slot a tensor: the previous occupant is chained
-  /// and runs first). Leaf i reports as parameter i. Resets `.grad`.
+  /// and runs first). Leaf i reports as parameter i. Resets `.grad`. `owner` is what taken_by()
+  /// tells other trackers.
   [[nodiscard]] std::unique_ptr<LeafHooks> attach_leaves(std::int32_t engine,
-                                                         const std::vector<at::Tensor>& leaves);
+                                                         const std::vector<at::Tensor>& leaves,
+                                                         const std::string& owner = {});
+  /// The owner of a hook that another tracker, still alive, has on `tensor`.
+  [[nodiscard]] std::optional<std::string> taken_by(const at::Tensor& tensor) const;
   /// Puts a pre-hook on an output that requires grad; no effect on one that does not, nor on a
   /// leaf: a parameter's own hook tells, and on any other the hook would outlive the graph. The
   /// hook goes with the graph.

@@ -30,7 +30,19 @@ using NamedTensors = std::vector<NamedTensor>;
 
 /// What does not depend on the module's type. Lifetime: the engine keeps its module alive; the
 /// module and its parameters may outlive the engine, whose destruction takes its hooks off and
-/// communicates nothing. Engines are destroyed at the same point of the program on every rank.
+/// communicates nothing: they are plain LibTorch again, and may be wrapped anew. Engines are
+/// destroyed at the same point of the program on every rank.
+///
+/// Parameters may be edited between passes and steps, under NoGradGuard as ever: in place (clamp_,
+/// copy_, init), or by torch::load, set_data and other ways of giving them other memory. Training
+/// goes on from the edited values; moments and step counts stay. The same edit on every rank is the
+/// user's duty: else each element becomes what the rank that owns it says, with its next update.
+/// Another type, shape or device is refused by the next pass or step, on all ranks alike, with all
+/// windows discarded; a tensor belongs to one engine, the first that was given it.
+///
+/// `.grad` of a parameter is empty after a pass, so that a torch::optim optimizer over wrapped
+/// parameters steps nothing, and zero_grad() of optimizer or module does nothing. What is put into
+/// `.grad` by hand is added to the next pass, or refused by the step.
 class EngineBase {
  public:
   ~EngineBase();

@@ -14,7 +14,8 @@ class Error : public std::runtime_error {
   explicit Error(const std::string& message) : std::runtime_error(message) {}
 };
 
-/// Bad input, refused when it is given. Nothing has changed.
+/// Bad input, refused when it is given. Nothing has changed, unless the message says that windows
+/// were discarded: what a user did to parameters, found by a pass or a step (see EngineBase).
 class InvalidArgument : public Error {
  public:
   using Error::Error;

@@ -83,7 +83,8 @@ class World {
   /// returns. Engines that no pass reached are left alone. Collective; a rank that has run out of
   /// data just calls it, others' passes are then counted as zeros here. The windows of the stepped
   /// engines are empty afterwards, applied or not. Throws InvalidArgument (clip_norm not > 0, an
-  /// engine of another world or twice).
+  /// engine of another world or twice; on all ranks: a parameter that some rank cannot train any
+  /// more, see EngineBase).
   StepResult step(const StepOptions& options = {});
 
   /// Empties the windows of all engines (or of one: Engine::zero_grad) on all ranks. Collective.

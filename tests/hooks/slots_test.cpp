@@ -127,6 +127,49 @@ TEST_F(Slots, DisplacedHookIsFoundAndReattached) {
   EXPECT_THAT(sink.take(), ElementsAre("opened", "arrived 0.1", "closed"));
 }
 
+TEST_F(Slots, ReattachingTellsWhatWentPastUs) {
+  const at::Tensor other = leaf(5);
+  const auto hooks = tracker.attach_leaves(0, {other, w});
+  put_stranger(other);
+  put_stranger(w);
+  backward();
+  EXPECT_THAT(hooks->reattach(), ElementsAre(1));
+  EXPECT_FALSE(w.grad().defined()) << "or the next backward would add to it";
+  EXPECT_THAT(hooks->reattach(), IsEmpty());
+}
+
+TEST_F(Slots, GradientsSetByHandAreFoundAndDropped) {
+  const at::Tensor other = leaf(5);
+  const auto hooks = tracker.attach_leaves(0, {other, w});
+  backward();
+  EXPECT_EQ(hooks->first_with_gradient(), -1);
+  other.mutable_grad() = torch::zeros({5});
+  EXPECT_EQ(hooks->first_with_gradient(), -1) << "zeros give nothing";
+  w.mutable_grad() = torch::tensor({0.0F, std::nanf("")});
+  EXPECT_EQ(hooks->first_with_gradient(), 1);
+  hooks->drop_gradients();
+  EXPECT_FALSE(w.grad().defined());
+  EXPECT_FALSE(other.grad().defined());
+}
+
+TEST_F(Slots, KnowsWhoseHookIsOnATensor) {
+  RecordingSink elsewhere_sink;
+  auto elsewhere = std::make_unique<PassTracker>(elsewhere_sink);
+  EXPECT_EQ(tracker.taken_by(w), std::nullopt);
+  EXPECT_EQ(tracker.taken_by(at::Tensor()), std::nullopt);
+  put_stranger(w);
+  EXPECT_EQ(tracker.taken_by(w), std::nullopt);
+  auto theirs = elsewhere->attach_leaves(0, {w}, "critic");
+  const auto ours = tracker.attach_leaves(0, {w}, "actor");
+  EXPECT_EQ(tracker.taken_by(w), "critic") << "below ours";
+  EXPECT_EQ(elsewhere->taken_by(w), "actor");
+  theirs.reset();
+  EXPECT_EQ(tracker.taken_by(w), std::nullopt);
+  theirs = elsewhere->attach_leaves(0, {w}, "critic");
+  elsewhere.reset();
+  EXPECT_EQ(tracker.taken_by(w), std::nullopt) << "of a tracker that is gone";
+}
+
 TEST_F(Slots, EmptiedSlotIsDisplaced) {
   const auto hooks = tracker.attach_leaves(0, {w});
   slot_of(w).reset();

@@ -290,6 +290,9 @@ void WorldState::drop_retired() {
     if (core->retired() && core->channel) {
       retired_wire_.reduce_bytes += static_cast<std::int64_t>(core->channel->reduced_bytes());
       retired_wire_.gather_bytes += static_cast<std::int64_t>(core->channel->gathered_bytes());
+      // The module's tensors may keep the segment for long: staging in it goes back now.
+      core->gradients->discard();
+      core->channel->trim(0);
       // Folds that are still enqueued keep the old object, and with it the memory, until they ran.
       auto husk = std::make_shared<EngineCore>();
       husk->serial = core->serial;

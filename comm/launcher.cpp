@@ -103,13 +103,16 @@ void refuse_silent_worlds(const std::optional<LauncherClaim>& claim, int actual_
                     " programs would train alone without knowing of each other; " + advice);
 }
 
-std::unique_ptr<Rendezvous> rendezvous_from_environment([[maybe_unused]] Deadline deadline) {
+std::unique_ptr<Rendezvous> rendezvous_from_environment([[maybe_unused]] Deadline deadline,
+                                                        [[maybe_unused]] int ranks_per_node) {
   const Environment environment = [](const char* name) { return std::getenv(name); };
   const auto claim = launcher_claim(environment);
   const bool launched = under_mpi_launcher(environment);
   std::unique_ptr<Rendezvous> rendezvous;
 #if TANDEM_HAVE_MPI
-  if (launched || mpi_is_initialized()) rendezvous = make_mpi_rendezvous(deadline);
+  if (launched || mpi_is_initialized()) {
+    rendezvous = make_mpi_rendezvous(deadline, ranks_per_node);
+  }
 #endif
   if (!rendezvous) rendezvous = make_self_rendezvous();
   refuse_silent_worlds(claim, rendezvous->group().size);

@@ -34,6 +34,7 @@ void refuse_silent_worlds(const std::optional<LauncherClaim>& claim, int actual_
 
 /// MPI under a launcher, else one rank. Warns on stderr once if this process may use one core only
 /// while its torch threads say more (mpirun's default binding: use --bind-to none).
-std::unique_ptr<Rendezvous> rendezvous_from_environment(Deadline deadline);
+/// `ranks_per_node`: see make_mpi_rendezvous().
+std::unique_ptr<Rendezvous> rendezvous_from_environment(Deadline deadline, int ranks_per_node = 0);
 
 }  // namespace tandem::comm

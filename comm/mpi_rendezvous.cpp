@@ -1,5 +1,6 @@
 #include "comm/mpi_rendezvous.h"
 
+#include "comm/mpi_messenger.h"
 #include <tandem/error.h>
 
 #include <mpi.h>
@@ -8,8 +9,10 @@
 #include <cstdlib>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <mutex>
 #include <numeric>
+#include <sstream>
 #include <thread>
 #include <unistd.h>
 #include <utility>
@@ -17,15 +20,6 @@
 namespace tandem::comm {
 
 namespace {
-
-void check(int code, const std::string& what) {
-  if (code == MPI_SUCCESS) return;
-  std::array<char, MPI_MAX_ERROR_STRING> text{};
-  int length = 0;
-  MPI_Error_string(code, text.data(), &length);
-  throw SystemError(what +
-                    ": MPI says: " + std::string(text.data(), static_cast<std::size_t>(length)));
-}
 
 /// MPI is one for a process, so its state cannot belong to a world.
 struct ProcessState {
@@ -63,7 +57,8 @@ void initialize() {
   if (initialized != 0) {
     MPI_Query_thread(&provided);
   } else {
-    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "initialising MPI");
+    check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided),
+              "initialising MPI");
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     state.ours = true;
     std::atexit(finalize_at_exit);
@@ -99,7 +94,7 @@ std::string host_name() {
 [[nodiscard]] bool finish(MPI_Request& request, const std::string& what, Deadline deadline) {
   for (int look = 0;; ++look) {
     int done = 0;
-    check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), what);
+    check_mpi(MPI_Test(&request, &done, MPI_STATUS_IGNORE), what);
     if (done != 0) return true;
     if (deadline.passed()) return false;
     // The first looks are quick, since peers come at the same time; then the core is left alone.
@@ -107,25 +102,39 @@ std::string host_name() {
   }
 }
 
+/// A copy of `original` that reports errors instead of ending the program.
+MPI_Comm duplicate(MPI_Comm original, const std::string& what, Deadline deadline) {
+  auto copy = std::make_unique<MPI_Comm>(MPI_COMM_NULL);
+  MPI_Request request = MPI_REQUEST_NULL;
+  check_mpi(MPI_Comm_idup(original, copy.get(), &request), what);
+  if (!finish(request, what, deadline)) {
+    static_cast<void>(copy.release());
+    throw Timeout(what +
+                  ": some rank did not come by the deadline; did every rank make this world?");
+  }
+  MPI_Comm_set_errhandler(*copy, MPI_ERRORS_RETURN);
+  return *copy;
+}
+
+/// Shared memory needs one kernel and one numbering of processes.
+std::string host_key() {
+  const std::string boot = first_line("/proc/sys/kernel/random/boot_id");
+  return (boot.empty() ? host_name() : boot) + " " + link_target("/proc/self/ns/pid");
+}
+
 class MpiRendezvous final : public Rendezvous {
  public:
-  explicit MpiRendezvous(Deadline deadline) {
+  MpiRendezvous(Deadline deadline, int ranks_per_node) {
     const std::string what = "duplicating MPI's communicator";
-    auto communicator = std::make_unique<MPI_Comm>(MPI_COMM_NULL);
-    MPI_Request request = MPI_REQUEST_NULL;
-    check(MPI_Comm_idup(MPI_COMM_WORLD, communicator.get(), &request), what);
-    if (!finish(request, what, deadline)) {
-      static_cast<void>(communicator.release());
-      throw Timeout(what +
-                    ": some rank did not come by the deadline; did every rank make this world?");
-    }
-    communicator_ = *communicator;
-    MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN);
-    check(MPI_Comm_rank(communicator_, &group_.rank), what);
-    check(MPI_Comm_size(communicator_, &group_.size), what);
+    communicator_ = duplicate(MPI_COMM_WORLD, what, deadline);
+    check_mpi(MPI_Comm_rank(communicator_, &group_.rank), what);
+    check_mpi(MPI_Comm_size(communicator_, &group_.size), what);
+    const std::string key = host_key() + " " + forced_node(group_.rank, ranks_per_node);
+    nodes_ = Nodes(all_gather("finding out which ranks share a host", key, deadline));
   }
 
   [[nodiscard]] Group group() const override { return group_; }
+  [[nodiscard]] const Nodes& nodes() const override { return nodes_; }
 
   std::vector<std::string> all_gather(const std::string& what,
                                       const std::string& text,
@@ -140,17 +149,17 @@ class MpiRendezvous final : public Rendezvous {
     work->my_size = static_cast<int>(text.size());
     work->sizes.resize(ranks);
     MPI_Request request = MPI_REQUEST_NULL;
-    check(MPI_Iallgather(&work->my_size, 1, MPI_INT, work->sizes.data(), 1, MPI_INT, communicator_,
-                         &request),
-          what);
+    check_mpi(MPI_Iallgather(&work->my_size, 1, MPI_INT, work->sizes.data(), 1, MPI_INT,
+                             communicator_, &request),
+              what);
     finish_or_leave(request, what, deadline, work);
     work->offsets.resize(ranks);
     std::exclusive_scan(work->sizes.begin(), work->sizes.end(), work->offsets.begin(), 0);
     work->all.resize(static_cast<std::size_t>(work->offsets.back() + work->sizes.back()));
-    check(MPI_Iallgatherv(work->mine.data(), work->my_size, MPI_CHAR, work->all.data(),
-                          work->sizes.data(), work->offsets.data(), MPI_CHAR, communicator_,
-                          &request),
-          what);
+    check_mpi(MPI_Iallgatherv(work->mine.data(), work->my_size, MPI_CHAR, work->all.data(),
+                              work->sizes.data(), work->offsets.data(), MPI_CHAR, communicator_,
+                              &request),
+              what);
     finish_or_leave(request, what, deadline, work);
     std::vector<std::string> texts;
     for (std::size_t rank = 0; rank < ranks; ++rank) {
@@ -168,11 +177,13 @@ class MpiRendezvous final : public Rendezvous {
     std::string failure;
     try {
       for (int rank = 0; rank < group_.size; ++rank) {
-        segments.push_back(rank == group_.rank
-                               ? mine
-                               : Segment::open("of rank " + std::to_string(rank),
-                                               Segment::Address::parse(
-                                                   addresses[static_cast<std::size_t>(rank)])));
+        if (rank == group_.rank || !nodes_.together(rank, group_.rank)) {
+          segments.push_back(rank == group_.rank ? mine : nullptr);
+          continue;
+        }
+        segments.push_back(
+            Segment::open("of rank " + std::to_string(rank),
+                          Segment::Address::parse(addresses[static_cast<std::size_t>(rank)])));
       }
     } catch (const Error& error) {
       failure = "rank " + std::to_string(group_.rank) + ": " + error.what();
@@ -184,37 +195,34 @@ class MpiRendezvous final : public Rendezvous {
     return segments;
   }
 
+  std::unique_ptr<Messenger> make_messenger(const std::string& what, Deadline deadline) override {
+    // The first space that is idle on every rank, else a new one.
+    std::string idle;
+    for (const std::size_t number : spaces_->idle()) idle += std::to_string(number) + " ";
+    std::map<std::size_t, int> ranks_with;
+    for (const std::string& text : all_gather(what, idle, deadline)) {
+      std::istringstream numbers(text);
+      for (std::size_t number = 0; numbers >> number;) ++ranks_with[number];
+    }
+    for (const auto& [number, ranks] : ranks_with) {
+      if (ranks == group_.size) return make_mpi_messenger(spaces_, number);
+    }
+    return make_mpi_messenger(spaces_, spaces_->add(duplicate(communicator_, what, deadline)));
+  }
+
   void close(Deadline deadline) override {
     const std::string what = "closing the world";
     MPI_Request request = MPI_REQUEST_NULL;
-    check(MPI_Ibarrier(communicator_, &request), what);
+    check_mpi(MPI_Ibarrier(communicator_, &request), what);
     if (!finish(request, what, deadline)) {
       throw Timeout(what +
                     ": some rank did not come by the deadline; does every rank close this world?");
     }
-    check(MPI_Comm_free(&communicator_), what);
+    spaces_->free_all();
+    check_mpi(MPI_Comm_free(&communicator_), what);
     ProcessState& state = process_state();
     const std::lock_guard lock(state.mutex);
     --state.not_closed;
-  }
-
-  void refuse_several_hosts(Deadline deadline) {
-    // Shared memory needs one kernel and one numbering of processes; the name is for the error.
-    const std::string what = "finding out whether all ranks share one host";
-    const std::string place = first_line("/proc/sys/kernel/random/boot_id") + " " +
-                              link_target("/proc/self/ns/pid") + "\n";
-    const auto places = all_gather(what, place + host_name(), deadline);
-    for (std::size_t rank = 1; rank < places.size(); ++rank) {
-      if (places[rank].substr(0, places[rank].find('\n')) ==
-          places[0].substr(0, places[0].find('\n'))) {
-        continue;
-      }
-      throw SystemError(
-          "rank 0 runs on host " + places[0].substr(places[0].find('\n') + 1) + " and rank " +
-          std::to_string(rank) + " on host " + places[rank].substr(places[rank].find('\n') + 1) +
-          " (or in another container); this version of Tandem serves the ranks of one "
-          "host: start all of them there, in one container");
-    }
   }
 
  private:
@@ -239,6 +247,8 @@ class MpiRendezvous final : public Rendezvous {
 
   MPI_Comm communicator_ = MPI_COMM_NULL;
   Group group_;
+  Nodes nodes_ = Nodes::consecutive(1, 0);
+  const std::shared_ptr<MpiSpaces> spaces_ = std::make_shared<MpiSpaces>();
 };
 
 }  // namespace
@@ -249,16 +259,14 @@ bool mpi_is_initialized() {
   return initialized != 0;
 }
 
-std::unique_ptr<Rendezvous> make_mpi_rendezvous(Deadline deadline) {
+std::unique_ptr<Rendezvous> make_mpi_rendezvous(Deadline deadline, int ranks_per_node) {
   initialize();
   {
     ProcessState& state = process_state();
     const std::lock_guard lock(state.mutex);
     ++state.not_closed;  // until close(); what fails below is never closed
   }
-  auto rendezvous = std::make_unique<MpiRendezvous>(deadline);
-  rendezvous->refuse_several_hosts(deadline);
-  return rendezvous;
+  return std::make_unique<MpiRendezvous>(deadline, ranks_per_node);
 }
 
 }  // namespace tandem::comm

@@ -9,6 +9,7 @@ namespace {
 class SelfRendezvous final : public Rendezvous {
  public:
   [[nodiscard]] Group group() const override { return Group{0, 1}; }
+  [[nodiscard]] const Nodes& nodes() const override { return nodes_; }
 
   std::vector<std::string> all_gather(const std::string& /*what*/,
                                       const std::string& text,
@@ -22,7 +23,15 @@ class SelfRendezvous final : public Rendezvous {
     return {std::move(mine)};
   }
 
+  std::unique_ptr<Messenger> make_messenger(const std::string& /*what*/,
+                                            Deadline /*deadline*/) override {
+    return make_mailbox_messenger(make_mailbox_office(1, {}), 0);
+  }
+
   void close(Deadline /*deadline*/) override {}
+
+ private:
+  const Nodes nodes_ = Nodes::consecutive(1, 0);
 };
 
 }  // namespace

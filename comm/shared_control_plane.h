@@ -6,7 +6,7 @@
 // of its next round, then publishes the count (release); a reader that sees every rank's count
 // beyond a round (acquire) merges all ranks' slots of it in rank order.
 //
-// B1 Round n is posted only when this rank has taken every round up to n - 2.
+// B1 Round n is posted only when this rank has taken every round up to n - 2 (OpenRounds).
 // B2 So the slot of round k is free for round k + kRing, kRing = 4: its writer has taken round
 //    k + 2, hence every rank has posted k + 2, hence (B1) every rank has taken k.
 // B3 Posting waits for nobody: a rank can always post its next round or abort, however slow or dead

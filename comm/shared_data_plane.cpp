@@ -13,7 +13,7 @@ std::string describe(const ChannelSpec& spec) {
   return "engine '" + spec.name + "' with " + std::to_string(spec.parameter_bytes) +
          " bytes of parameters, " + std::to_string(spec.staging_slots) + " staging slots of " +
          std::to_string(spec.largest_staging) + " bytes, " + std::to_string(spec.posts_in_flight) +
-         " posts in flight";
+         " posts in flight" + (spec.share_parameters ? ", parameters shared on a node" : "");
 }
 
 class SharedDataPlane final : public DataPlane {
@@ -23,12 +23,19 @@ class SharedDataPlane final : public DataPlane {
 
   std::unique_ptr<Channel> open(const ChannelSpec& spec, Deadline deadline) override {
     const Group group = rendezvous_.group();
+    const Nodes& nodes = rendezvous_.nodes();
     const std::string what = "opening the channel of engine '" + spec.name + "'";
     std::shared_ptr<Segment> mine;
     try_on_all_ranks(rendezvous_, what, describe(spec), deadline,
-                     [&] { mine = SharedChannel::make_segment(spec, group); });
+                     [&] { mine = SharedChannel::make_segment(spec, group.rank, nodes); });
     auto segments = rendezvous_.exchange(what, std::move(mine), deadline);
-    return std::make_unique<SharedChannel>(spec, group, std::move(segments), control_);
+    SharedChannel::BetweenNodes messengers;
+    if (nodes.count() > 1) {
+      messengers.slices = rendezvous_.make_messenger(what, deadline);
+      messengers.parameters = rendezvous_.make_messenger(what, deadline);
+    }
+    return std::make_unique<SharedChannel>(spec, group, nodes, std::move(segments),
+                                           std::move(messengers), control_);
   }
 
  private:

@@ -1,5 +1,5 @@
-// comm/shared_data_plane.h: the data plane of the ranks of one node: buckets lie in shared memory
-// and peers read their slices in place.
+// comm/shared_data_plane.h: the data plane: buckets lie in memory that the ranks of a node share,
+// and peers there read their slices in place; ranks of other nodes are sent theirs.
 #pragma once
 
 #include "comm/control_plane.h"

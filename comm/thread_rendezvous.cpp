@@ -17,6 +17,7 @@ namespace {
 struct Contribution {
   std::string text;
   std::shared_ptr<Segment> segment;
+  std::shared_ptr<MailboxOffice> office;
   bool here = false;
 };
 
@@ -85,15 +86,21 @@ class Hub {
 
 class ThreadRendezvous final : public Rendezvous {
  public:
-  ThreadRendezvous(std::shared_ptr<Hub> hub, int rank) : hub_(std::move(hub)), rank_(rank) {}
+  ThreadRendezvous(std::shared_ptr<Hub> hub, int rank, const ThreadNodes& nodes)
+      : hub_(std::move(hub)),
+        rank_(rank),
+        nodes_(nodes.keys.empty() ? Nodes::consecutive(hub_->size(), nodes.ranks_per_node)
+                                  : Nodes(nodes.keys)),
+        delays_(nodes.delays) {}
 
   [[nodiscard]] Group group() const override { return Group{rank_, hub_->size()}; }
+  [[nodiscard]] const Nodes& nodes() const override { return nodes_; }
 
   std::vector<std::string> all_gather(const std::string& what,
                                       const std::string& text,
                                       Deadline deadline) override {
     std::vector<std::string> texts;
-    for (Contribution& one : meet(what, Contribution{text, nullptr}, deadline)) {
+    for (Contribution& one : meet(what, Contribution{text, nullptr, nullptr}, deadline)) {
       texts.push_back(std::move(one.text));
     }
     return texts;
@@ -103,10 +110,18 @@ class ThreadRendezvous final : public Rendezvous {
                                                  std::shared_ptr<Segment> mine,
                                                  Deadline deadline) override {
     std::vector<std::shared_ptr<Segment>> segments;
-    for (Contribution& one : meet(what, Contribution{{}, std::move(mine)}, deadline)) {
-      segments.push_back(std::move(one.segment));
+    for (Contribution& one : meet(what, Contribution{{}, std::move(mine), nullptr}, deadline)) {
+      const bool near = nodes_.together(rank_, static_cast<int>(segments.size()));
+      segments.push_back(near ? std::move(one.segment) : nullptr);
     }
     return segments;
+  }
+
+  std::unique_ptr<Messenger> make_messenger(const std::string& what, Deadline deadline) override {
+    std::shared_ptr<MailboxOffice> office;
+    if (rank_ == 0) office = make_mailbox_office(hub_->size(), delays_);
+    return make_mailbox_messenger(
+        meet(what, Contribution{{}, nullptr, std::move(office)}, deadline)[0].office, rank_);
   }
 
   void close(Deadline deadline) override { meet("closing the world", {}, deadline); }
@@ -118,19 +133,22 @@ class ThreadRendezvous final : public Rendezvous {
 
   std::shared_ptr<Hub> hub_;
   int rank_;
+  const Nodes nodes_;
+  const MessageDelays delays_;
   std::uint64_t next_ = 0;
 };
 
 }  // namespace
 
-std::vector<std::unique_ptr<Rendezvous>> make_thread_rendezvous(int size) {
+std::vector<std::unique_ptr<Rendezvous>> make_thread_rendezvous(int size,
+                                                                const ThreadNodes& nodes) {
   if (size < 1) {
     throw InvalidArgument("a world of " + std::to_string(size) + " thread ranks: at least 1");
   }
   const auto hub = std::make_shared<Hub>(size);
   std::vector<std::unique_ptr<Rendezvous>> ranks;
   for (int rank = 0; rank < size; ++rank) {
-    ranks.push_back(std::make_unique<ThreadRendezvous>(hub, rank));
+    ranks.push_back(std::make_unique<ThreadRendezvous>(hub, rank, nodes));
   }
   return ranks;
 }

@@ -312,7 +312,11 @@ void WorldState::launch(const Launch& due) {
   const kernels::Dtype wire = due.fp32 ? kernels::Dtype::kFloat32 : core->plan.buckets[bucket].wire;
   const zero::Contribution mine = due.late ? core->gradients->take_late(due.bucket)
                                            : core->gradients->take_main(due.bucket, wire);
-  const comm::PostId post = core->channel->post(mine.staging, mine.wire);
+  const std::int64_t numel = core->plan.buckets[bucket].numel;
+  const comm::PostId post = core->channel->post(mine.staging, mine.wire, [&](int rank) {
+    const zero::Range slice = zero::slice_of({rank, group_.size}, numel);
+    return comm::ElementRange{slice.begin, slice.end};
+  });
   const kernels::Accumulator state =
       core->window.fresh[bucket] ? kernels::Accumulator::kFresh : kernels::Accumulator::kContinue;
   core->window.fresh[bucket] = false;

@@ -290,6 +290,8 @@ void WorldState::drop_retired() {
     if (core->retired() && core->channel) {
       retired_wire_.reduce_bytes += static_cast<std::int64_t>(core->channel->reduced_bytes());
       retired_wire_.gather_bytes += static_cast<std::int64_t>(core->channel->gathered_bytes());
+      retired_wire_.between_nodes_bytes +=
+          static_cast<std::int64_t>(core->channel->between_nodes_bytes());
       // The module's tensors may keep the segment for long: staging in it goes back now.
       core->gradients->discard();
       core->channel->trim(0);

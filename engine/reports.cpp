@@ -64,6 +64,7 @@ WireReport WorldState::wire_report() const {
     if (core->channel) {
       report.reduce_bytes += static_cast<std::int64_t>(core->channel->reduced_bytes());
       report.gather_bytes += static_cast<std::int64_t>(core->channel->gathered_bytes());
+      report.between_nodes_bytes += static_cast<std::int64_t>(core->channel->between_nodes_bytes());
     }
   }
   report.control_bytes = static_cast<std::int64_t>(control_->posted_bytes());
@@ -154,6 +155,8 @@ std::string WireReport::to_string() const {
               "in " + std::to_string(launches) + " launches") +
          line("  %-16s %10.2f MB%s\n", "parameters", static_cast<double>(gather_bytes) / kMegabyte,
               "") +
+         line("  %-16s %10.2f MB%s\n", "  between nodes",
+              static_cast<double>(between_nodes_bytes) / kMegabyte, "") +
          line("  %-16s %10.2f MB   %s\n", "agreement",
               static_cast<double>(control_bytes) / kMegabyte,
               "posted in " + std::to_string(control_rounds) + " rounds");

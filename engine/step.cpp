@@ -346,7 +346,10 @@ void WorldState::average_buffers(EngineCore& core, const Bits& stepping) {
   if (!contributes) {
     core.channel->give_back(std::exchange(staging, {}));
   }
-  const comm::PostId post = core.channel->post(staging, kernels::Dtype::kFloat32);
+  const comm::PostId post =
+      core.channel->post(staging, kernels::Dtype::kFloat32, [&](int /*rank*/) {
+        return comm::ElementRange{0, numel};
+      });
   const at::Tensor sum = at::empty({numel}, at::kFloat);
   core.channel->fold(post, 0, numel, sum.data_ptr<float>(), kernels::Accumulator::kFresh,
                      "module buffers", deadline());

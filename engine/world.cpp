@@ -26,6 +26,11 @@ void check(const WorldOptions& options) {
     throw InvalidArgument("WorldOptions::timeout is " + std::to_string(options.timeout.count()) +
                           " ms; it is at most a year: a wait without an end hides a dead rank");
   }
+  if (options.ranks_per_node < 0) {
+    throw InvalidArgument("WorldOptions::ranks_per_node is " +
+                          std::to_string(options.ranks_per_node) +
+                          "; it is >= 0 (0: as the hosts say)");
+  }
   if (options.queue_delay_us < 0) {
     throw InvalidArgument("WorldOptions::queue_delay_us is " +
                           std::to_string(options.queue_delay_us) + "; it is >= 0");
@@ -37,7 +42,9 @@ void check(const WorldOptions& options) {
 World World::from_environment(const WorldOptions& options) {
   check(options);
   return World(std::make_shared<engine::WorldState>(
-      comm::rendezvous_from_environment(comm::Deadline::after(options.timeout)), options));
+      comm::rendezvous_from_environment(comm::Deadline::after(options.timeout),
+                                        options.ranks_per_node),
+      options));
 }
 
 std::vector<World> World::in_process(int size, const WorldOptions& options) {
@@ -47,7 +54,9 @@ std::vector<World> World::in_process(int size, const WorldOptions& options) {
                           " ranks; there is at least 1");
   }
   // Making a world is collective: each rank's side is made on a thread of its own.
-  std::vector<std::unique_ptr<comm::Rendezvous>> rendezvous = comm::make_thread_rendezvous(size);
+  std::vector<std::unique_ptr<comm::Rendezvous>> rendezvous = comm::make_thread_rendezvous(
+      size, {.ranks_per_node = options.ranks_per_node,
+             .delays = {.seed = options.queue_delay_seed, .max_us = options.queue_delay_us}});
   std::vector<std::shared_ptr<engine::WorldState>> states(rendezvous.size());
   std::vector<std::exception_ptr> errors(rendezvous.size());
   std::vector<std::thread> threads;

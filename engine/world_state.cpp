@@ -1,7 +1,6 @@
 #include "engine/world_state.h"
 
-#include "comm/shared_control_plane.h"
-#include "comm/shared_data_plane.h"
+#include "comm/planes.h"
 #include <tandem/error.h>
 
 #include <chrono>
@@ -12,8 +11,8 @@ WorldState::WorldState(std::unique_ptr<comm::Rendezvous> rendezvous, const World
     : options_(options),
       rendezvous_(std::move(rendezvous)),
       group_(rendezvous_->group()),
-      control_(comm::make_shared_control_plane(*rendezvous_, deadline())),
-      data_(comm::make_shared_data_plane(*rendezvous_, *control_)),
+      control_(comm::make_control_plane(*rendezvous_, deadline())),
+      data_(comm::make_data_plane(*rendezvous_, *control_)),
       queue_(std::make_unique<kernels::Queue>(
           "reductions",
           kernels::QueueDelays{

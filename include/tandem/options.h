@@ -38,10 +38,14 @@ struct WorldOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
 
   // --- test instruments: change timing only ---
-  /// Largest pseudo-random pause, in microseconds, before each job of each queue; 0 for none.
+  /// Largest pseudo-random pause, in microseconds, before each job of each queue, and in process
+  /// before each message between nodes; 0 for none.
   std::int64_t queue_delay_us = 0;
   /// Seed of those pauses (the rank is mixed in).
   std::uint64_t queue_delay_seed = 0;
+  /// Above 0: every so many consecutive ranks are treated as a node of their own, which shares no
+  /// memory with the others. 0: the ranks of a host are a node, as are those of one process.
+  int ranks_per_node = 0;
 };
 
 /// What becomes of module buffers (BatchNorm's running statistics) at each applied step.

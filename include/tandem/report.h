@@ -65,9 +65,10 @@ struct MemoryReport {
 
 /// Counted since the world was made, on this rank; transfers within the rank itself not counted.
 struct WireReport {
-  std::int64_t reduce_bytes = 0;   // gradient slices read from peers
-  std::int64_t gather_bytes = 0;   // parameters read from peers
-  std::int64_t control_bytes = 0;  // of agreement rounds
+  std::int64_t reduce_bytes = 0;         // gradient slices read from peers
+  std::int64_t gather_bytes = 0;         // parameters read from peers
+  std::int64_t between_nodes_bytes = 0;  // of both, what this rank received from other nodes
+  std::int64_t control_bytes = 0;        // of agreement rounds
   std::int64_t control_rounds = 0;
   std::int64_t launches = 0;  // bucket reductions
 

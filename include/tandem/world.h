@@ -52,9 +52,9 @@ class [[nodiscard]] Scope {
 /// Timeout, Mismatch, BackwardFailed and WorldBroken.
 class World {
  public:
-  /// Under mpirun or srun: its ranks. Started alone: one rank. Collective. Throws SystemError if a
-  /// launcher says more ranks than there are (N silent worlds of one), if ranks sit on several
-  /// hosts, or if MPI cannot serve threads.
+  /// Under mpirun or srun: its ranks, on one host or several; those of a host share memory. Started
+  /// alone: one rank. Collective. Throws SystemError if a launcher says more ranks than there are
+  /// (N silent worlds of one), or if MPI cannot serve threads.
   static World from_environment(const WorldOptions& options = {});
 
   /// `size` ranks in this process, one for each thread that the caller runs: move each World into

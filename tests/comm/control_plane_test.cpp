@@ -1,4 +1,5 @@
-#include "comm/shared_control_plane.h"
+#include "comm/message_control_plane.h"
+#include "comm/planes.h"
 #include "tests/comm/thread_ranks.h"
 #include <tandem/error.h>
 
@@ -33,11 +34,10 @@ std::vector<std::string> wait_texts(ControlPlane& plane, RoundId round) {
   throw Timeout("round " + std::to_string(round));
 }
 
-/// Runs `body` with a control plane on every rank. The meeting at the end keeps every rank's view
-/// alive until all are done, as an engine's collective close does.
+/// Runs `body` with a control plane on every rank, for every division of the ranks into nodes.
 void with_planes(int size, const std::function<void(ControlPlane&, Rendezvous&)>& body) {
-  on_thread_ranks(size, [&](Rendezvous& rendezvous) {
-    const auto plane = make_shared_control_plane(rendezvous, patient());
+  on_all_node_shapes(size, [&](Rendezvous& rendezvous) {
+    const auto plane = make_control_plane(rendezvous, patient());
     body(*plane, rendezvous);
   });
 }
@@ -53,7 +53,7 @@ TEST(Message, RefusesSectionsOfOtherSizes) {
   EXPECT_THROW(a.merge(Message{{}, {1}, {}, {}}), Mismatch);
 }
 
-TEST(SharedControlPlane, MergesTheMessagesOfAllRanks) {
+TEST(ControlPlane, MergesTheMessagesOfAllRanks) {
   for (int size = 1; size <= 4; ++size) {
     with_planes(size, [size](ControlPlane& plane, Rendezvous&) {
       const auto rank = static_cast<std::uint64_t>(plane.group().rank);
@@ -71,7 +71,7 @@ TEST(SharedControlPlane, MergesTheMessagesOfAllRanks) {
   }
 }
 
-TEST(SharedControlPlane, TwoRoundsMayBeOpenAndBeTakenInAnyOrder) {
+TEST(ControlPlane, TwoRoundsMayBeOpenAndBeTakenInAnyOrder) {
   with_planes(3, [](ControlPlane& plane, Rendezvous&) {
     const RoundId gate = plane.post(Message{{}, {}, {}, {1}});
     const RoundId close = plane.post(Message{{}, {}, {}, {10, 20}});
@@ -83,19 +83,20 @@ TEST(SharedControlPlane, TwoRoundsMayBeOpenAndBeTakenInAnyOrder) {
   });
 }
 
-TEST(SharedControlPlane, ThousandsOfRoundsReuseTheRingUnderRandomPauses) {
+TEST(ControlPlane, ThousandsOfRoundsReuseTheRingUnderRandomPauses) {
   for (int size : {2, 4}) {
-    with_planes(size, [size](ControlPlane& plane, Rendezvous&) {
+    with_planes(size, [size](ControlPlane& plane, Rendezvous& rendezvous) {
       const int rank = plane.group().rank;
       Pauses pause(rank, 60);
-      constexpr std::uint64_t kRounds = 3000;
+      // Without shared memory a round takes some sleeps and the delays of its messages.
+      const std::uint64_t rounds = rendezvous.nodes().count() == 1 ? 3000 : 300;
       // Message k is k words of k + rank: a slot overwritten too early gives another size or sum.
       const auto mine = [rank](std::uint64_t k) {
         return Message{
             {}, {}, {}, std::vector<std::int64_t>(k % 40 + 1, static_cast<std::int64_t>(k) + rank)};
       };
       RoundId next_to_take = 0;
-      for (std::uint64_t k = 0; k < kRounds; ++k) {
+      for (std::uint64_t k = 0; k < rounds; ++k) {
         ASSERT_EQ(plane.post(mine(k)), k);
         if (k % 7 == 0) pause();
         if (k == 0) continue;  // keep two open
@@ -109,7 +110,7 @@ TEST(SharedControlPlane, ThousandsOfRoundsReuseTheRingUnderRandomPauses) {
   }
 }
 
-TEST(SharedControlPlane, CarriesTextsOfDifferentLengths) {
+TEST(ControlPlane, CarriesTextsOfDifferentLengths) {
   with_planes(3, [](ControlPlane& plane, Rendezvous&) {
     const auto rank = static_cast<std::size_t>(plane.group().rank);
     // Rank 1's is longer than anything that was reserved.
@@ -120,7 +121,7 @@ TEST(SharedControlPlane, CarriesTextsOfDifferentLengths) {
   });
 }
 
-TEST(SharedControlPlane, ReservesRoomForLargeMessages) {
+TEST(ControlPlane, ReservesRoomForLargeMessages) {
   with_planes(2, [](ControlPlane& plane, Rendezvous&) {
     plane.reserve(std::size_t{1} << 20);
     const std::vector<std::uint64_t> words(1 << 17, 3);
@@ -129,7 +130,7 @@ TEST(SharedControlPlane, ReservesRoomForLargeMessages) {
   });
 }
 
-TEST(SharedControlPlane, MessagesOfDifferentShapesAreTheSameErrorOnAllRanks) {
+TEST(ControlPlane, MessagesOfDifferentShapesAreTheSameErrorOnAllRanks) {
   std::vector<std::string> texts(3);
   with_planes(3, [&](ControlPlane& plane, Rendezvous&) {
     const int rank = plane.group().rank;
@@ -151,17 +152,19 @@ TEST(SharedControlPlane, MessagesOfDifferentShapesAreTheSameErrorOnAllRanks) {
   EXPECT_EQ(texts[2], texts[0]);
 }
 
-TEST(SharedControlPlane, TellsWhoIsMissingAndNeverBlocks) {
-  std::atomic<bool> looked{false};
+TEST(ControlPlane, TellsWhoIsMissingAndNeverBlocks) {
+  std::atomic<int> looked{0};
+  int worlds = 0;
   with_planes(3, [&](ControlPlane& plane, Rendezvous& rendezvous) {
+    if (plane.group().rank == 0) ++worlds;
     if (plane.group().rank == 0) {
       const RoundId round = plane.post(Message{});
       EXPECT_FALSE(plane.test(round));
       EXPECT_THAT(plane.missing(round), ElementsAre(1, 2));
-      looked = true;
+      ++looked;
     }
     rendezvous.all_gather("rank 0 has looked", "", patient());
-    EXPECT_TRUE(looked);
+    EXPECT_EQ(looked, worlds);
     if (plane.group().rank != 0) wait_message(plane, plane.post(Message{}));
     if (plane.group().rank == 0) {
       wait_message(plane, 0);
@@ -170,7 +173,7 @@ TEST(SharedControlPlane, TellsWhoIsMissingAndNeverBlocks) {
   });
 }
 
-TEST(SharedControlPlane, AnAbortReachesEveryRankWithTheFirstText) {
+TEST(ControlPlane, AnAbortReachesEveryRankWithTheFirstText) {
   with_planes(4, [](ControlPlane& plane, Rendezvous& rendezvous) {
     const int rank = plane.group().rank;
     EXPECT_FALSE(plane.aborted());
@@ -200,7 +203,56 @@ TEST(SharedControlPlane, ALongAbortTextIsCut) {
   });
 }
 
-TEST(SharedControlPlane, WaitsForAChangeEndAtTheirTimeOrByAWake) {
+TEST(MessageControlPlane, ALongAbortTextIsCutTheSameEverywhere) {
+  on_thread_ranks(2,
+                  [](Rendezvous& rendezvous) {
+                    const auto plane = make_control_plane(rendezvous, patient());
+                    if (rendezvous.group().rank == 0) plane->abort(std::string(10000, 'y'));
+                    const RoundId round = plane->post(Message{});
+                    EXPECT_THROW(wait_message(*plane, round), WorldBroken);
+                    EXPECT_EQ(plane->aborted(), std::string(kAbortTextBytes, 'y'));
+                  },
+                  {.ranks_per_node = 1});
+}
+
+// Rank 0 dies of an error that round 0 told all ranks of: they must all get to hear it, although
+// the word of the end may overtake other ranks' messages.
+TEST(ControlPlane, ARoundThatAllHadPostedIsToldAfterAnAbort) {
+  for (int size = 2; size <= 4; ++size) {
+    with_planes(size, [size](ControlPlane& plane, Rendezvous& rendezvous) {
+      const int rank = plane.group().rank;
+      const RoundId round = plane.post(Message{{}, {}, {}, {1}});
+      rendezvous.all_gather("all have posted", "", patient());
+      if (rank == 0) plane.abort("rank 0 is through");
+      EXPECT_EQ(wait_message(plane, round).sums, std::vector<std::int64_t>{size});
+      if (rank == 0) return;
+      while (!plane.aborted()) std::this_thread::yield();
+      EXPECT_THROW(wait_message(plane, plane.post(Message{})), WorldBroken);
+    });
+  }
+}
+
+// Rank 2 neither posts nor says anything, as if it were dead: after an abort it is not waited for.
+TEST(ControlPlane, ASilentRankIsNotWaitedForAfterAnAbort) {
+  with_planes(3, [](ControlPlane& plane, Rendezvous& rendezvous) {
+    const int rank = plane.group().rank;
+    if (rank != 2) {
+      const auto begin = Clock::now();
+      const RoundId round = plane.post(Message{});
+      if (rank == 0) plane.abort("rank 2 does not come");
+      try {
+        wait_message(plane, round);
+        ADD_FAILURE() << "rank 2 never posted";
+      } catch (const WorldBroken& error) {
+        EXPECT_STREQ(error.what(), "rank 2 does not come");
+      }
+      EXPECT_LT(Clock::now() - begin, std::chrono::seconds(20));
+    }
+    rendezvous.all_gather("the end", "", patient());
+  });
+}
+
+TEST(ControlPlane, WaitsForAChangeEndAtTheirTimeOrByAWake) {
   with_planes(1, [](ControlPlane& plane, Rendezvous&) {
     const std::uint32_t seen = plane.change();
     const auto begin = Clock::now();

@@ -1,7 +1,8 @@
-// Both planes between processes, found by MPI. One rank needs no MPI.
+// Both planes between processes, found by MPI: sharing a node, and forced to be nodes of one and of
+// two ranks. One rank needs no MPI.
 #include "comm/launcher.h"
-#include "comm/shared_control_plane.h"
-#include "comm/shared_data_plane.h"
+#include "comm/planes.h"
+#include "tests/comm/messages.h"
 #include "tests/comm/thread_ranks.h"
 #include <tandem/error.h>
 
@@ -11,6 +12,7 @@
 #include <sys/resource.h>
 
 #if TANDEM_HAVE_MPI
+#include "comm/mpi_messenger.h"
 #include "comm/mpi_rendezvous.h"
 #endif
 
@@ -21,9 +23,9 @@ using kernels::Accumulator;
 using kernels::Dtype;
 using testing::HasSubstr;
 
-std::unique_ptr<Rendezvous> make_rendezvous() {
+std::unique_ptr<Rendezvous> make_rendezvous([[maybe_unused]] int ranks_per_node = 0) {
 #if TANDEM_HAVE_MPI
-  return make_mpi_rendezvous(patient());
+  return make_mpi_rendezvous(patient(), ranks_per_node);
 #else
   return make_self_rendezvous();
 #endif
@@ -62,7 +64,7 @@ TEST(Processes, GatherTextsAndSeeEachOthersMemory) {
 TEST(Processes, WorldsAreMadeOneAfterAnother) {
   for (int world = 0; world < 3; ++world) {
     const auto rendezvous = rendezvous_from_environment(patient());
-    const auto control = make_shared_control_plane(*rendezvous, patient());
+    const auto control = make_control_plane(*rendezvous, patient());
     const auto merged = wait_message(*control, control->post(Message{{}, {}, {}, {world}}));
     EXPECT_EQ(merged.sums, std::vector<std::int64_t>{world * control->group().size});
     rendezvous->close(patient());
@@ -70,97 +72,160 @@ TEST(Processes, WorldsAreMadeOneAfterAnother) {
 }
 
 TEST(Processes, RoundsFoldsAndGathersAgreeUnderRandomPauses) {
+  for (const int ranks_per_node : {0, 1, 2}) {
+    SCOPED_TRACE(ranks_per_node);
+    const auto rendezvous = make_rendezvous(ranks_per_node);
+    const int rank = rendezvous->group().rank;
+    const int size = rendezvous->group().size;
+    const auto control = make_control_plane(*rendezvous, patient());
+    const auto plane = make_data_plane(*rendezvous, *control);
+    constexpr std::int64_t kNumel = 20000;
+    const auto channel = plane->open(ChannelSpec{.name = "critic",
+                                                 .parameter_bytes = kNumel * sizeof(float),
+                                                 .largest_staging = kNumel * sizeof(float),
+                                                 .staging_slots = 2,
+                                                 .posts_in_flight = 2},
+                                     patient());
+    auto* const parameters = reinterpret_cast<float*>(channel->parameters().get());
+    const auto part = [size](int of) {
+      return ByteRange{static_cast<std::size_t>(kNumel * of / size) * sizeof(float),
+                       static_cast<std::size_t>(kNumel * (of + 1) / size) * sizeof(float)};
+    };
+    const std::int64_t begin = kNumel * rank / size;
+    const std::int64_t numel = kNumel * (rank + 1) / size - begin;
+    // Thirds do not add up the same in another order.
+    const auto value = [](int of, int step, std::int64_t i) {
+      return static_cast<float>(i % 1000 + step) / 3.0F * static_cast<float>(of * 37 + 1);
+    };
+    Pauses pause(rank, 500);
+    std::vector<float> acc(static_cast<std::size_t>(numel));
+    for (int step = 0; step < (ranks_per_node == 0 ? 200 : 60); ++step) {
+      if (step % 4 == 0) pause();
+      const Staging staging = channel->acquire(kNumel * sizeof(float));
+      for (std::int64_t i = 0; i < kNumel; ++i) {
+        reinterpret_cast<float*>(staging.data)[i] = value(rank, step, i);
+      }
+      const PostId post = channel->post(staging, Dtype::kFloat32, [&](int of) {
+        return ElementRange{kNumel * of / size, kNumel * (of + 1) / size};
+      });
+      channel->fold(post, begin, numel, acc.data(), Accumulator::kFresh, "bucket", patient());
+      channel->wait_gathered_by_all("before the update", patient());
+      std::memcpy(parameters + begin, acc.data(), acc.size() * sizeof(float));
+      const std::uint64_t gather = channel->post_gather();
+      channel->gather(gather, part, "parameters", patient());
+      for (std::int64_t i = 0; i < kNumel; i += 97) {
+        float expected = 0.0F;
+        for (int of = 0; of < size; ++of) expected += value(of, step, i);
+        ASSERT_EQ(parameters[i], expected) << "element " << i << ", step " << step;
+      }
+      const auto merged =
+          wait_message(*control, control->post(Message{{1ULL << rank}, {}, {}, {step}}));
+      ASSERT_EQ(merged.ors[0], (1ULL << size) - 1);
+      ASSERT_EQ(merged.sums[0], std::int64_t{step} * size);
+      channel->wait_folded_by_all("staging", patient());
+    }
+    rendezvous->close(patient());
+  }
+}
+
+#if TANDEM_HAVE_MPI
+
+TEST(Processes, RanksOfAHostAreANodeUnlessForced) {
+  for (const int ranks_per_node : {0, 1, 2, 3}) {
+    const auto rendezvous = make_rendezvous(ranks_per_node);
+    const auto [rank, size] = rendezvous->group();
+    EXPECT_EQ(rendezvous->nodes().count(),
+              ranks_per_node == 0 ? 1 : (size + ranks_per_node - 1) / ranks_per_node);
+    rendezvous->close(patient());
+  }
+  EXPECT_THROW(make_mpi_rendezvous(patient(), -1), InvalidArgument);
+}
+
+TEST(Processes, MessagesOfAllSizesComeInOrderFromEveryRank) {
   const auto rendezvous = make_rendezvous();
-  const auto [rank, size] = rendezvous->group();
-  const auto control = make_shared_control_plane(*rendezvous, patient());
-  const auto plane = make_shared_data_plane(*rendezvous, *control);
-  constexpr std::int64_t kNumel = 20000;
-  const auto channel = plane->open(ChannelSpec{.name = "critic",
-                                               .parameter_bytes = kNumel * sizeof(float),
-                                               .largest_staging = kNumel * sizeof(float),
-                                               .staging_slots = 2,
-                                               .posts_in_flight = 2},
-                                   patient());
-  auto* const parameters = reinterpret_cast<float*>(channel->parameters().get());
-  const auto part = [size = size](int of) {
-    return ByteRange{static_cast<std::size_t>(kNumel * of / size) * sizeof(float),
-                     static_cast<std::size_t>(kNumel * (of + 1) / size) * sizeof(float)};
-  };
-  const std::int64_t begin = kNumel * rank / size;
-  const std::int64_t numel = kNumel * (rank + 1) / size - begin;
-  // Thirds do not add up the same in another order.
-  const auto value = [](int of, int step, std::int64_t i) {
-    return static_cast<float>(i % 1000 + step) / 3.0F * static_cast<float>(of * 37 + 1);
-  };
-  Pauses pause(rank, 500);
-  std::vector<float> acc(static_cast<std::size_t>(numel));
-  for (int step = 0; step < 200; ++step) {
-    if (step % 4 == 0) pause();
-    const Staging staging = channel->acquire(kNumel * sizeof(float));
-    for (std::int64_t i = 0; i < kNumel; ++i) {
-      reinterpret_cast<float*>(staging.data)[i] = value(rank, step, i);
-    }
-    const PostId post = channel->post(staging, Dtype::kFloat32);
-    channel->fold(post, begin, numel, acc.data(), Accumulator::kFresh, "bucket", patient());
-    channel->wait_gathered_by_all("before the update", patient());
-    std::memcpy(parameters + begin, acc.data(), acc.size() * sizeof(float));
-    const std::uint64_t gather = channel->post_gather();
-    channel->gather(gather, part, "parameters", patient());
-    for (std::int64_t i = 0; i < kNumel; i += 97) {
-      float expected = 0.0F;
-      for (int of = 0; of < size; ++of) expected += value(of, step, i);
-      ASSERT_EQ(parameters[i], expected) << "element " << i << ", step " << step;
-    }
-    const auto merged =
-        wait_message(*control, control->post(Message{{1ULL << rank}, {}, {}, {step}}));
-    ASSERT_EQ(merged.ors[0], (1ULL << size) - 1);
-    ASSERT_EQ(merged.sums[0], std::int64_t{step} * size);
-    channel->wait_folded_by_all("staging", patient());
+  const auto messenger = rendezvous->make_messenger("test", patient());
+  exchange_messages_of_all_sizes(*messenger, rendezvous->group(), std::size_t{5} << 20);
+  rendezvous->close(patient());
+}
+
+TEST(Processes, MessagesTooLongForMpiTravelInPieces) {
+  const auto rendezvous = make_rendezvous();
+  MPI_Comm communicator = MPI_COMM_NULL;
+  MPI_Comm_dup(MPI_COMM_WORLD, &communicator);
+  const auto spaces = std::make_shared<MpiSpaces>();
+  const std::size_t number = spaces->add(communicator);
+  for (const std::size_t longest : {10U, 1000U, 100'000U}) {
+    const auto messenger = make_mpi_messenger(spaces, number, longest);
+    exchange_messages_of_all_sizes(*messenger, rendezvous->group(), 10'000);
+    rendezvous->all_gather("all are through", "", patient());
+  }
+  spaces->free_all();
+  rendezvous->close(patient());
+}
+
+TEST(Processes, MessengersAreApartAndTheirSpacesAreUsedAgain) {
+  const auto rendezvous = make_rendezvous();
+  for (int time = 0; time < 3; ++time) {
+    tell_two_messengers_apart(*rendezvous);
+    // An odd rank that lets go late makes all ranks take another space.
+    const auto mine = rendezvous->make_messenger("kept on some", patient());
+    auto later = rendezvous->make_messenger("gone on some", patient());
+    if (rendezvous->group().rank % 2 == 0) later.reset();
+    tell_two_messengers_apart(*rendezvous);
   }
   rendezvous->close(patient());
 }
 
+#endif
+
 TEST(Processes, MemoryThatOneRankCannotHaveIsTheSameErrorOnAll) {
-  const auto rendezvous = make_rendezvous();
-  const auto [rank, size] = rendezvous->group();
-  const auto control = make_shared_control_plane(*rendezvous, patient());
-  const auto plane = make_shared_data_plane(*rendezvous, *control);
-  rlimit before{};
-  getrlimit(RLIMIT_FSIZE, &before);
-  if (rank == size - 1) {
-    const rlimit small{1 << 20, before.rlim_max};
-    setrlimit(RLIMIT_FSIZE, &small);
+  for (const int ranks_per_node : {0, 1, 2}) {
+    SCOPED_TRACE(ranks_per_node);
+    const auto rendezvous = make_rendezvous(ranks_per_node);
+    const auto [rank, size] = rendezvous->group();
+    const auto control = make_control_plane(*rendezvous, patient());
+    const auto plane = make_data_plane(*rendezvous, *control);
+    rlimit before{};
+    getrlimit(RLIMIT_FSIZE, &before);
+    if (rank == size - 1) {
+      const rlimit small{1 << 20, before.rlim_max};
+      setrlimit(RLIMIT_FSIZE, &small);
+    }
+    std::string text;
+    try {
+      plane->open(ChannelSpec{.name = "critic", .parameter_bytes = 8 << 20}, patient());
+    } catch (const OutOfMemory& error) {
+      text = error.what();
+    }
+    setrlimit(RLIMIT_FSIZE, &before);
+    EXPECT_THAT(text, HasSubstr("rank " + std::to_string(size - 1) + ": shared memory"));
+    for (const std::string& other : rendezvous->all_gather("texts", text, patient())) {
+      EXPECT_EQ(other, text);
+    }
+    rendezvous->close(patient());
   }
-  std::string text;
-  try {
-    plane->open(ChannelSpec{.name = "critic", .parameter_bytes = 8 << 20}, patient());
-  } catch (const OutOfMemory& error) {
-    text = error.what();
-  }
-  setrlimit(RLIMIT_FSIZE, &before);
-  EXPECT_THAT(text, HasSubstr("rank " + std::to_string(size - 1) + ": shared memory"));
-  for (const std::string& other : rendezvous->all_gather("texts", text, patient())) {
-    EXPECT_EQ(other, text);
-  }
-  rendezvous->close(patient());
 }
 
 TEST(Processes, AnAbortReachesTheOtherProcesses) {
-  const auto rendezvous = make_rendezvous();
-  const auto [rank, size] = rendezvous->group();
-  const auto control = make_shared_control_plane(*rendezvous, patient());
-  const auto plane = make_shared_data_plane(*rendezvous, *control);
-  const auto channel = plane->open(ChannelSpec{.name = "critic", .posts_in_flight = 1}, patient());
-  if (rank == 0) {
-    control->abort("rank 0 gave up");
-  } else {
-    const PostId post = channel->post({}, Dtype::kFloat32);
-    EXPECT_THROW(channel->fold(post, 0, 0, nullptr, Accumulator::kContinue, "bucket", patient()),
-                 WorldBroken);
+  for (const int ranks_per_node : {0, 1, 2}) {
+    SCOPED_TRACE(ranks_per_node);
+    const auto rendezvous = make_rendezvous(ranks_per_node);
+    const auto [rank, size] = rendezvous->group();
+    const auto control = make_control_plane(*rendezvous, patient());
+    const auto plane = make_data_plane(*rendezvous, *control);
+    const auto channel =
+        plane->open(ChannelSpec{.name = "critic", .posts_in_flight = 1}, patient());
+    if (rank == 0) {
+      control->abort("rank 0 gave up");
+    } else {
+      const PostId post = channel->post({}, Dtype::kFloat32, [](int) { return ElementRange{}; });
+      EXPECT_THROW(channel->fold(post, 0, 0, nullptr, Accumulator::kContinue, "bucket", patient()),
+                   WorldBroken);
+    }
+    EXPECT_THROW(wait_message(*control, control->post(Message{})), WorldBroken);
+    EXPECT_EQ(control->aborted(), "rank 0 gave up");
+    rendezvous->close(patient());
   }
-  EXPECT_THROW(wait_message(*control, control->post(Message{})), WorldBroken);
-  EXPECT_EQ(control->aborted(), "rank 0 gave up");
-  rendezvous->close(patient());
 }
 
 TEST(Processes, ARankThatDoesNotComeIsATimeout) {

@@ -45,7 +45,9 @@ class FakeChannel : public comm::Channel {
     EXPECT_EQ(held_.erase(staging.slot), 1U) << "given back without being held";
   }
 
-  comm::PostId post(comm::Staging staging, kernels::Dtype wire) override {
+  comm::PostId post(comm::Staging staging,
+                    kernels::Dtype wire,
+                    const comm::PartOfRank& /*part*/) override {
     Post post{staging, wire, nullptr};
     if (staging) {
       auto held = held_.extract(staging.slot);
@@ -91,6 +93,7 @@ class FakeChannel : public comm::Channel {
   [[nodiscard]] std::size_t staging_bytes() const override { return 0; }
   [[nodiscard]] std::uint64_t reduced_bytes() const override { return 0; }
   [[nodiscard]] std::uint64_t gathered_bytes() const override { return 0; }
+  [[nodiscard]] std::uint64_t between_nodes_bytes() const override { return 0; }
 
   /// Staging that was acquired and neither posted nor given back.
   [[nodiscard]] std::size_t outstanding() const { return held_.size(); }

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <exception>
 #include <stdexcept>
 #include <string>
@@ -27,6 +28,15 @@ std::string what_of(const std::exception_ptr& error) {
   } catch (...) {
     return "an exception that is no std::exception";
   }
+}
+
+/// `options`, with nodes as the environment says.
+WorldOptions on_nodes(WorldOptions options) {
+  const char* const forced = std::getenv("TANDEM_TEST_RANKS_PER_NODE");
+  if (forced != nullptr && options.ranks_per_node == 0) {
+    options.ranks_per_node = std::stoi(forced);
+  }
+  return options;
 }
 
 void run_as(World world, const char* kind, const Body& body) {
@@ -54,7 +64,7 @@ int launched_ranks() {
 }
 
 void on_threads(int size, const WorldOptions& options, const Body& body) {
-  std::vector<World> worlds = World::in_process(size, options);
+  std::vector<World> worlds = World::in_process(size, on_nodes(options));
   std::vector<std::exception_ptr> errors(worlds.size());
   std::vector<std::thread> threads;
   for (std::size_t rank = 0; rank < worlds.size(); ++rank) {
@@ -83,11 +93,11 @@ void on_threads(int size, const WorldOptions& options, const Body& body) {
 
 void on_ranks(const WorldOptions& options, const Body& body, int smallest) {
   if (launched_ranks() > 1) {
-    run_as(World::from_environment(options), "processes", body);
+    run_as(World::from_environment(on_nodes(options)), "processes", body);
     return;
   }
   if (smallest <= 1) {
-    run_as(World::from_environment(options), "alone", body);
+    run_as(World::from_environment(on_nodes(options)), "alone", body);
   }
   for (const int size : {2, 3}) {
     if (size >= smallest) {
@@ -98,7 +108,7 @@ void on_ranks(const WorldOptions& options, const Body& body, int smallest) {
 
 void on_exactly(int size, const WorldOptions& options, const Body& body) {
   if (launched_ranks() == size) {
-    run_as(World::from_environment(options), "processes", body);
+    run_as(World::from_environment(on_nodes(options)), "processes", body);
   } else {
     on_threads(size, options, body);
   }

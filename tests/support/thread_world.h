@@ -1,6 +1,9 @@
 // tests/support/thread_world.h: ranks for tests, as threads of this process or as the processes of
 // mpirun.
 //
+// TANDEM_TEST_RANKS_PER_NODE in the environment makes nodes of so many ranks (see WorldOptions) of
+// every world whose options do not say anything else: so every scenario can be run between nodes.
+//
 // Every runner gives each rank its own World, closes it in order when the body returns, and carries
 // every rank's exception home with its rank: a failing rank is never hidden by another that only
 // waited for it.

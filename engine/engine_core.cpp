@@ -84,7 +84,8 @@ std::vector<std::string> layout_lines(const EngineCore& core,
   head << "engine '" << core.name << "': stage " << options.stage << ", bucket_bytes "
        << options.bucket_bytes << ", broadcast " << options.broadcast << ", buffers policy "
        << static_cast<int>(options.buffers) << ", wire " << static_cast<int>(options.wire)
-       << ", masters " << static_cast<int>(options.masters);
+       << ", masters " << static_cast<int>(options.masters) << ", share_parameters_on_node "
+       << options.share_parameters_on_node;
   lines.push_back(head.str());
   for (std::size_t g = 0; groups && g < groups->size(); ++g) {
     lines.push_back((g == 0 ? "" : "group '" + groups->name(g) + "': ") +
@@ -117,6 +118,16 @@ std::uint64_t parameter_hash(const EngineCore& core) {
     const std::size_t bytes =
         static_cast<std::size_t>(core.infos[p].numel) * kernels::bytes_of(core.infos[p].dtype);
     parts.push_back(bytes == 0 ? 0 : XXH3_64bits(core.bytes_of(p), bytes));
+  }
+  return combine_hashes(parts);
+}
+
+std::uint64_t hash_of_values(const std::vector<at::Tensor>& tensors) {
+  std::vector<std::uint64_t> parts;
+  for (const at::Tensor& tensor : tensors) {
+    const at::Tensor values = tensor.detach().contiguous();
+    parts.push_back(values.nbytes() == 0 ? 0
+                                         : XXH3_64bits(values.const_data_ptr(), values.nbytes()));
   }
   return combine_hashes(parts);
 }

@@ -93,6 +93,7 @@ std::vector<std::string> layout_lines(const EngineCore& core,
 
 std::uint64_t hash_lines(const std::vector<std::string>& lines);
 std::uint64_t parameter_hash(const EngineCore& core);
+std::uint64_t hash_of_values(const std::vector<at::Tensor>& tensors);
 std::uint64_t combine_hashes(const std::vector<std::uint64_t>& hashes);
 
 }  // namespace tandem::engine

@@ -37,6 +37,14 @@ std::string WorldState::restore_moved(EngineCore& core) {
              "on; call detach_() on it, and edit parameters under torch::NoGradGuard";
     }
   }
+  if (const std::int32_t moved = core.parameters->first_moved();
+      moved >= 0 && core.options.share_parameters_on_node) {
+    return parameter_of(core, moved) +
+           " was given other memory (torch::load, set_data), but the engine was made with "
+           "share_parameters_on_node: another rank may be reading its place. Copy values in place, "
+           "under torch::NoGradGuard, on one rank of each node, between two joint calls "
+           "(World::sum)";
+  }
   try {
     core.parameters->restore_moved(core.name, core.infos);
   } catch (const InvalidArgument& error) {

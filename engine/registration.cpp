@@ -192,6 +192,7 @@ std::shared_ptr<EngineCore> WorldState::register_engine(const Named& parameters,
     spec.parameter_bytes = static_cast<std::size_t>(core->plan.flat_bytes + core->buffer_bytes);
     spec.largest_staging =
         std::max(spec.largest_staging, static_cast<std::size_t>(core->buffer_bytes) * 4);
+    spec.share_parameters = options.share_parameters_on_node;
     spec.staging_slots += 2;
     spec.posts_in_flight += 2;
     try {
@@ -201,9 +202,11 @@ std::shared_ptr<EngineCore> WorldState::register_engine(const Named& parameters,
       no_memory = std::current_exception();
       return nullptr;
     }
-    core->parameters =
-        std::make_unique<zero::FlatParameters>(core->plan, core->channel->parameters(), tensors);
-    agree_on_values(lock, *core);
+    compare_values(lock, *core, tensors);
+    core->parameters = std::make_unique<zero::FlatParameters>(
+        core->plan, core->channel->parameters(), tensors,
+        owns_parameter_memory(*core) ? zero::Fill::kCopy : zero::Fill::kLeave);
+    broadcast_values(*core);
     core->parameters->touch(Bits(core->parameter_count(), true));
     core->gradients = std::make_unique<zero::GradientBuckets>(core->plan, *core->channel);
     core->shard = std::make_unique<zero::OptimizerShard>(
@@ -238,27 +241,15 @@ std::shared_ptr<EngineCore> WorldState::register_engine(const Named& parameters,
   return made;
 }
 
-/// Every rank begins with rank 0's parameters and buffers, or shows that they are equal already.
-void WorldState::agree_on_values(Lock& lock, EngineCore& core) {
-  if (group_.size == 1) {
-    return;
-  }
-  core.pack_buffers();
-  if (core.options.broadcast) {
-    const std::uint64_t gather = core.channel->post_gather();
-    const auto end = static_cast<std::size_t>(core.plan.flat_bytes + core.buffer_bytes);
-    core.channel->gather(
-        gather,
-        [&](int rank) {
-          return rank == 0 ? comm::ByteRange{0, end} : comm::ByteRange{};
-        },
-        "initial parameters", deadline());
-    core.channel->wait_gathered_by_all("initial parameters", deadline());
-    core.unpack_buffers();
+/// Without a broadcast every rank shows that it holds rank 0's parameters already.
+void WorldState::compare_values(Lock& lock,
+                                const EngineCore& core,
+                                const std::vector<at::Tensor>& tensors) {
+  if (group_.size == 1 || core.options.broadcast) {
     return;
   }
   const std::vector<std::string> hashes =
-      gather_texts(lock, std::to_string(parameter_hash(core)),
+      gather_texts(lock, std::to_string(hash_of_values(tensors)),
                    "the other ranks' initial parameters of engine '" + core.name + "'");
   for (std::size_t r = 1; r < hashes.size(); ++r) {
     if (hashes[r] != hashes[0]) {
@@ -269,6 +260,37 @@ void WorldState::agree_on_values(Lock& lock, EngineCore& core) {
                      "broadcast on");
     }
   }
+}
+
+/// Every rank gets rank 0's parameters and buffers. Without a broadcast the ranks of a node that
+/// shares its parameters still wait until they are there.
+void WorldState::broadcast_values(EngineCore& core) {
+  if (group_.size == 1 || !(core.options.broadcast || core.options.share_parameters_on_node)) {
+    return;
+  }
+  if (core.options.broadcast && owns_parameter_memory(core)) {
+    core.pack_buffers();
+  }
+  const std::uint64_t gather = core.channel->post_gather();
+  const auto end = core.options.broadcast
+                       ? static_cast<std::size_t>(core.plan.flat_bytes + core.buffer_bytes)
+                       : std::size_t{0};
+  core.channel->gather(
+      gather,
+      [&](int rank) {
+        return rank == 0 ? comm::ByteRange{0, end} : comm::ByteRange{};
+      },
+      "initial parameters", deadline());
+  core.channel->wait_gathered_by_all("initial parameters", deadline());
+  if (core.options.broadcast) {
+    core.unpack_buffers();
+  }
+}
+
+bool WorldState::owns_parameter_memory(const EngineCore& core) const {
+  const comm::Nodes& nodes = rendezvous_->nodes();
+  return !core.options.share_parameters_on_node ||
+         nodes.ranks_of(nodes.node_of(group_.rank)).front() == group_.rank;
 }
 
 void WorldState::retire_engine(EngineCore& core) {

@@ -19,7 +19,8 @@ MemoryReport WorldState::memory_report() const {
   const std::lock_guard lock(mutex_);
   MemoryReport report;
   MemoryLine parameters{"parameters", 0, 0,
-                        "padded elements * 2 (bf16, fp16) or 4 (fp32), each bucket in whole pages"};
+                        "padded elements * 2 (bf16, fp16) or 4 (fp32), each bucket in whole pages; "
+                        "shared on a node: its first rank's"};
   MemoryLine gradients{"gradient shard", 0, 0, "own padded elements * 4"};
   MemoryLine moments{"moments", 0, 0, "own padded elements * 4 for each state"};
   MemoryLine masters{"master weights", 0, 0, "own padded 16-bit elements * 4, as remainders * 2"};
@@ -37,16 +38,17 @@ MemoryReport WorldState::memory_report() const {
       states = std::max<std::int64_t>(states, zero::states_of(core->shard->groups().settings(g)));
     }
     const std::int64_t master_bytes = core->options.masters == Masters::kSeparate ? 4 : 2;
+    const std::int64_t copies = owns_parameter_memory(*core) ? 1 : 0;
     for (const zero::BucketLayout& bucket : core->plan.buckets) {
       const std::int64_t own = zero::slice_of(group_, bucket.numel).numel();
       parameters.expected +=
           (bucket.numel * static_cast<std::int64_t>(kernels::bytes_of(bucket.dtype)) + kPage - 1) /
-          kPage * kPage;
+          kPage * kPage * copies;
       gradients.expected += own * 4;
       moments.expected += own * 4 * states;
       masters.expected += bucket.dtype == kernels::Dtype::kFloat32 ? 0 : own * master_bytes;
     }
-    parameters.bytes += core->plan.flat_bytes;
+    parameters.bytes += core->plan.flat_bytes * copies;
     gradients.bytes += static_cast<std::int64_t>(core->shard->gradient_bytes());
     moments.bytes += static_cast<std::int64_t>(core->shard->moment_bytes());
     masters.bytes += static_cast<std::int64_t>(core->shard->master_bytes());

@@ -172,7 +172,10 @@ class WorldState : public hooks::PassSink {
 
   // registration.cpp
   void drop_retired();
-  void agree_on_values(Lock& lock, EngineCore& core);
+  void compare_values(Lock& lock, const EngineCore& core, const std::vector<at::Tensor>& tensors);
+  void broadcast_values(EngineCore& core);
+  /// False where the parameters lie in another rank's memory (share_parameters_on_node).
+  [[nodiscard]] bool owns_parameter_memory(const EngineCore& core) const;
   [[nodiscard]] std::uint64_t world_hash() const;
 
   // world_state.cpp

@@ -62,7 +62,8 @@ struct FlatParameters::Impl {
 
 FlatParameters::FlatParameters(const BucketPlan& plan,
                                std::shared_ptr<std::byte> memory,
-                               std::vector<at::Tensor> tensors)
+                               std::vector<at::Tensor> tensors,
+                               Fill fill)
     : impl_(std::make_unique<Impl>()) {
   TANDEM_ASSERT(tensors.size() == plan.bucket_of.size(), "B1 a placement for every tensor");
   const at::NoGradGuard no_grad;
@@ -82,13 +83,16 @@ FlatParameters::FlatParameters(const BucketPlan& plan,
       const at::Tensor& tensor = impl_->tensors[i];
       TANDEM_ASSERT(tensor.numel() == placement.numel, "L1 the plan is of these tensors");
       TANDEM_ASSERT(tensor.scalar_type() == base.scalar_type(), "L1 the plan is of these tensors");
-      std::memset(data + end * element, 0,
-                  static_cast<std::size_t>((placement.offset - end) * element));
+      if (fill == Fill::kCopy) {
+        std::memset(data + end * element, 0,
+                    static_cast<std::size_t>((placement.offset - end) * element));
+      }
       end = placement.offset + placement.numel;
       impl_->views[i] = base.narrow(0, placement.offset, placement.numel).view(tensor.sizes());
-      impl_->views[i].copy_(tensor);
+      if (fill == Fill::kCopy) impl_->views[i].copy_(tensor);
       impl_->view(i);
     }
+    if (fill == Fill::kLeave) continue;
     std::memset(data + end * element, 0, static_cast<std::size_t>((bucket.numel - end) * element));
   }
 }

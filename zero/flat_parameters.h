@@ -13,6 +13,7 @@
 #include "zero/bucket_plan.h"
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,13 +24,20 @@ class Tensor;
 
 namespace tandem::zero {
 
+/// Who fills the memory.
+enum class Fill : std::uint8_t {
+  kCopy,   // this rank, from its tensors
+  kLeave,  // another rank of the node, whose memory it is: the tensors' values are dropped
+};
+
 class FlatParameters {
  public:
-  /// Copies each tensor's values to its place in `memory` and turns the tensor into a view of it
-  /// (shape kept, contiguous). Tensors are leaves on the CPU with the plan's dtypes.
+  /// Copies each tensor's values to its place in `memory` (see Fill) and turns the tensor into a
+  /// view of it (shape kept, contiguous). Tensors are leaves on the CPU with the plan's dtypes.
   FlatParameters(const BucketPlan& plan,
                  std::shared_ptr<std::byte> memory,
-                 std::vector<at::Tensor> tensors);
+                 std::vector<at::Tensor> tensors,
+                 Fill fill = Fill::kCopy);
   ~FlatParameters();
   FlatParameters(const FlatParameters&) = delete;
   FlatParameters& operator=(const FlatParameters&) = delete;

@@ -15,6 +15,8 @@ TANDEM_PACKAGES=(g++ cmake ninja-build ccache libopenmpi-dev openmpi-bin libcli1
 # LibTorch's wheel, without its Python dependencies, and the two CUDA libraries that even its CPU library
 # links, in the release that it was built against (CUDA 13.0.2).
 TANDEM_WHEELS=(torch==2.11.0 nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
+# Another release of LibTorch, beside the default one: set by scripts/test --libtorch.
+TANDEM_LIBTORCH_VERSION=""
 TANDEM_LOG=$TANDEM_ROOT/.cache/setup.log
 
 tandem_say() { printf '==> %s\n' "$*" >&2; }
@@ -136,12 +138,44 @@ tandem_install_libtorch() {
   printf '%s\n' "$wanted" >"$stamp"
 }
 
+# Another release of LibTorch in an environment of its own; sets TANDEM_LIBTORCH. Which CUDA libraries
+# belong to it, its own metadata say.
+tandem_install_other_libtorch() {
+  local version=$TANDEM_LIBTORCH_VERSION venv=$TANDEM_ROOT/.venv-libtorch-$TANDEM_LIBTORCH_VERSION cuda
+  local stamp=$venv/tandem-complete pip=("$venv/bin/python" -m pip install --no-input --disable-pip-version-check
+    --progress-bar off)
+  if [[ ! -f $stamp ]]; then
+    tandem_stage "Python environment ${venv##*/}" /usr/bin/python3 -m venv --clear "$venv" ||
+      tandem_fail "python3 could not make the environment $venv" "On Debian it needs the package python3-venv."
+    tandem_stage "LibTorch $version into ${venv##*/}" "${pip[@]}" --no-deps "torch==$version" ||
+      tandem_fail "pip could not install torch==$version: is there such a release?" "All that was said: $TANDEM_LOG"
+    cuda=$("$venv/bin/python" - <<'PYTHON'
+import importlib.metadata, re
+for requirement in importlib.metadata.requires("torch") or []:
+    found = re.match(r"cuda-toolkit\[[^]]*\](==[0-9.]+)", requirement)
+    if found:
+        print("cuda-toolkit[cudart,cupti]" + found.group(1))
+PYTHON
+    )
+    if [[ -n $cuda ]]; then
+      tandem_stage "the CUDA libraries it links: $cuda" "${pip[@]}" "$cuda" ||
+        tandem_fail "pip could not install $cuda" "All that was said: $TANDEM_LOG"
+    fi
+    touch "$stamp"
+  fi
+  TANDEM_LIBTORCH=$(compgen -G "$venv/lib/python3*/site-packages/torch")
+}
+
 tandem_setup() {
   tandem_lock
   : >"$TANDEM_LOG"
   # A wrong folder is said before anything is installed.
-  if [[ -n ${TANDEM_LIBTORCH:-} ]]; then tandem_check_libtorch; fi
+  if [[ -n ${TANDEM_LIBTORCH:-} && -z $TANDEM_LIBTORCH_VERSION ]]; then tandem_check_libtorch; fi
   tandem_install_packages
+  if [[ -n $TANDEM_LIBTORCH_VERSION ]]; then
+    tandem_install_other_libtorch
+    tandem_check_libtorch
+  fi
   if [[ -z ${TANDEM_LIBTORCH:-} ]]; then tandem_install_libtorch; fi
   tandem_unlock
 }
@@ -167,6 +201,7 @@ tandem_build() {
     shift
   done
   if (($# > 0)); then shift; fi
+  suffix+=${TANDEM_LIBTORCH_VERSION:+-libtorch-$TANDEM_LIBTORCH_VERSION}
   BUILD_DIR=$TANDEM_ROOT/build/$preset$suffix
   arguments+=("-DTANDEM_LIBTORCH=${TANDEM_LIBTORCH:-}")
   wanted="$preset ${arguments[*]}"

@@ -10,8 +10,8 @@
 // M3 The parameter wins: programs edit parameters in place. With separate masters an edit shows as
 //    a parameter that differs from its rounded master, and the next update starts from the
 //    parameter. With remainders the parameter is the upper half: the update starts within half a
-//    unit in the parameter's last place of what was written (exactly from zeros whose remainder
-//    would point below them, from infinities and from NaNs).
+//    unit in the parameter's last place of what was written, whatever the remainder was (exactly
+//    from a zero that its remainder would take below zero).
 // Called by the update kernels and by zero/optimizer_shard.
 #pragma once
 
@@ -53,17 +53,17 @@ TANDEM_KERNEL_INLINE std::uint16_t remainder_of(float master) {
 }
 
 /// The master of a parameter and its remainder. No split leaves a remainder of 0x8000 or more with
-/// a zero, one of 1 to 0x7FFF with an infinity, or any but 0 with a NaN: they stand for an edited
-/// parameter, and the remainder is dropped.
+/// a zero, one of 1 to 0x7FFF with an infinity, or any but 0 with a NaN: there the parameter was
+/// edited, and the remainder is dropped.
 TANDEM_KERNEL_INLINE float join_master(Bf16 param, std::uint16_t remainder) {
   const std::uint32_t magnitude = param.bits & 0x7FFFU;
   const std::uint32_t upper = static_cast<std::uint32_t>(param.bits) << 16;
   const std::uint32_t low = remainder;
-  const bool was_incremented = low >= 0x8000U;
-  // upper + low, less 0x10000 where the upper half was incremented
-  const std::uint32_t joined = upper + low - (was_incremented ? 0x10000U : 0U);
-  const bool edited = magnitude == 0 ? was_incremented : magnitude == 0x7F80U && !was_incremented;
-  const std::uint32_t bits = edited ? upper : joined;
+  // Less one of the upper half where rounding incremented it: the carry of low + 0x8000.
+  const std::uint32_t joined = upper + low - ((low + 0x8000U) & 0x10000U);
+  // Infinity and its remainder would be a NaN, a zero less one would wrap around.
+  const std::uint32_t not_zero = magnitude == 0 && low >= 0x8000U ? upper : joined;
+  const std::uint32_t bits = magnitude == 0x7F80U && low < 0x8000U ? upper : not_zero;
   return __builtin_bit_cast(float, magnitude > 0x7F80U ? kCanonicalNan : bits);
 }
 

@@ -2,6 +2,7 @@
 #include "kernels/fold.h"
 
 #include "kernels/cpu_kernels.h"
+#include "kernels/fp16.h"
 #include "tests/kernels/values.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +13,7 @@ namespace {
 /// Slices with their memory. They start one element after an aligned address.
 struct Slices {
   std::vector<std::vector<float>> wide;
-  std::vector<std::vector<Bf16>> narrow;
+  std::vector<std::vector<std::uint16_t>> narrow;
   std::vector<Slice> all;
 
   Slices(const std::vector<Dtype>& dtypes,
@@ -23,12 +24,15 @@ struct Slices {
     narrow.resize(dtypes.size());
     for (std::size_t s = 0; s < dtypes.size(); ++s) {
       wide[s] = random_values(numel + 1, seed + static_cast<std::uint32_t>(s), draw);
-      if (dtypes[s] == Dtype::kBFloat16) {
-        for (const float value : wide[s]) narrow[s].push_back(round_half_away(value));
-        all.push_back({narrow[s].data() + 1, Dtype::kBFloat16});
-      } else {
-        all.push_back({wide[s].data() + 1, Dtype::kFloat32});
+      if (dtypes[s] == Dtype::kFloat32) {
+        all.push_back({wide[s].data() + 1, dtypes[s]});
+        continue;
       }
+      for (const float value : wide[s]) {
+        narrow[s].push_back(dtypes[s] == Dtype::kFloat16 ? round_half_even(value).bits
+                                                         : round_half_away(value).bits);
+      }
+      all.push_back({narrow[s].data() + 1, dtypes[s]});
     }
   }
 };
@@ -36,6 +40,7 @@ struct Slices {
 float element(const Slice& slice, std::int64_t i) {
   if (slice.data == nullptr) return 0.0F;
   if (slice.dtype == Dtype::kFloat32) return static_cast<const float*>(slice.data)[i];
+  if (slice.dtype == Dtype::kFloat16) return to_float(static_cast<const Fp16*>(slice.data)[i]);
   return to_float(static_cast<const Bf16*>(slice.data)[i]);
 }
 
@@ -53,6 +58,7 @@ std::vector<float> folded(const std::vector<Slice>& slices,
 
 constexpr Dtype kF = Dtype::kFloat32;
 constexpr Dtype kB = Dtype::kBFloat16;
+constexpr Dtype kH = Dtype::kFloat16;
 
 TEST(Fold, EveryIsaGivesTheBitsOfTheDefinition) {
   const std::vector<std::vector<Dtype>> mixes = {{},
@@ -67,6 +73,11 @@ TEST(Fold, EveryIsaGivesTheBitsOfTheDefinition) {
                                                  {kF, kF, kF, kF},
                                                  {kF, kF, kF},
                                                  {kB, kB, kB, kB, kB},
+                                                 {kH},
+                                                 {kH, kH},
+                                                 {kH, kH, kH, kF},
+                                                 {kH, kB, kF, kH},
+                                                 {kB, kH, kH, kH, kH, kH, kB},
                                                  {kB, kB, kB, kF, kF, kB, kB, kB, kB, kB, kB}};
   const float guard = 12345.0F;
   for (const std::vector<Dtype>& mix : mixes) {
@@ -164,8 +175,9 @@ TEST(Fold, FreshWithoutDataIsZero) {
 // (-0 + 0 = +0) would differ.
 TEST(Fold, FreshSumsAreNeverMinusZero) {
   const std::vector<float> minus_zero(100, -0.0F);
-  const std::vector<Bf16> narrow(100, Bf16{0x8000});
-  for (const Slice slice : {Slice{minus_zero.data(), kF}, Slice{narrow.data(), kB}}) {
+  const std::vector<std::uint16_t> narrow(100, 0x8000);
+  for (const Slice slice :
+       {Slice{minus_zero.data(), kF}, Slice{narrow.data(), kB}, Slice{narrow.data(), kH}}) {
     const std::vector<Slice> slices(2, slice);
     std::vector<float> acc(100, -1.0F);
     fold(slices, 100, acc.data(), Accumulator::kFresh);

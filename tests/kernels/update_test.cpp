@@ -1,9 +1,9 @@
-// U1 to U3 of kernels/update.h against optimizers in double, and the same bits everywhere.
+// U1 to U3 of kernels/update.h: every optimizer, every way of storing parameters, the same bits on
+// every instruction set. What the formulas are is tested in optimizers_test.cpp.
 #include "kernels/update.h"
 
-#include "kernels/bf16.h"
 #include "kernels/cpu_kernels.h"
-#include "tests/kernels/values.h"
+#include "tests/kernels/update_rig.h"
 
 #include <gtest/gtest.h>
 
@@ -12,92 +12,83 @@
 namespace tandem::kernels {
 namespace {
 
-using Floats = std::vector<float>;
+/// Values in and around the range of fp16: exponents -30 to 20.
+float around_fp16(std::mt19937& random) {
+  const double unit = 1.0 + static_cast<double>(random()) / 4294967296.0;
+  const double size = std::ldexp(unit, static_cast<int>(random() % 51) - 30);
+  return static_cast<float>(random() % 2 == 0 ? size : -size);
+}
 
-/// One fragment with its memory; each array begins at an odd element and ends with a guard.
-struct Fragment {
-  static constexpr float kGuard = 4321.0F;
-  static constexpr std::size_t kStart = 3;
-  Floats grad, value, state0, state1;
-  std::vector<Bf16> rounded;
-  std::int64_t numel;
-  bool master;
-
-  Fragment(std::int64_t length, bool with_master, float (*draw)(std::mt19937&)) {
-    numel = length;
-    master = with_master;
-    grad = padded(1, draw);
-    value = padded(2, draw);
-    state0 = padded(3, draw);
-    state1 = padded(4, draw);
-    for (float& second : state1) second = std::fabs(second);
-    rounded.assign(grad.size(), Bf16{0x1234});
-  }
-
-  Floats padded(std::uint32_t seed, float (*draw)(std::mt19937&)) const {
-    Floats values = random_values(numel, seed, draw);
-    values.insert(values.begin(), kStart, kGuard);
-    values.push_back(kGuard);
-    return values;
-  }
-
-  UpdateArrays arrays(int states) {
-    UpdateArrays arrays;
-    arrays.grad = grad.data() + kStart;
-    if (master) {
-      arrays.param = rounded.data() + kStart;
-      arrays.param_dtype = Dtype::kBFloat16;
-      arrays.master = value.data() + kStart;
-    } else {
-      arrays.param = value.data() + kStart;
+/// A fragment with random contents; every fifth 16-bit parameter is edited behind the update's
+/// back.
+Fragment random_fragment(Storage storage, std::int64_t numel, float (*draw)(std::mt19937&)) {
+  Fragment fragment(storage, random_values(numel, 1, draw));
+  fragment.grad = Fragment::guarded(random_values(numel, 2, draw));
+  for (std::uint32_t k = 0; k < kMaxStates; ++k) {
+    fragment.state[k] = Fragment::guarded(random_values(numel, 3 + k, draw));
+    for (float& value : fragment.state[k]) {  // some of them are averages of squares
+      if (k != 0) value = std::fabs(value);
     }
-    arrays.state0 = state0.data() + kStart;
-    arrays.state1 = states == 2 ? state1.data() + kStart : nullptr;
-    arrays.numel = numel;
-    return arrays;
   }
-};
-
-void run(const CpuKernels& table, const AdamWUpdate& functor, const UpdateArrays& arrays) {
-  table.update_adamw(functor, arrays);
-}
-void run(const CpuKernels& table, const SgdUpdate& functor, const UpdateArrays& arrays) {
-  table.update_sgd(functor, arrays);
-}
-float call(const AdamWUpdate& functor, float param, float grad, float& first, float& second) {
-  return functor(param, grad, first, second);
-}
-float call(const SgdUpdate& functor, float param, float grad, float& first, float& second) {
-  static_cast<void>(second);
-  return functor(param, grad, first);
+  std::mt19937 random(9);
+  for (std::size_t i = 0; i < static_cast<std::size_t>(numel); i += 5) {
+    fragment.half[Fragment::kStart + i] = static_cast<std::uint16_t>(random());
+  }
+  return fragment;
 }
 
-/// Every ISA must do what the functor says, element by element, and touch nothing else.
-template <typename Functor>
-void expect_the_functors_bits(const Functor& functor) {
-  for (const bool master : {false, true}) {
-    for (float (*draw)(std::mt19937&) : {&any_finite, &anything}) {
-      for (const std::int64_t numel : kLengths) {
-        const Fragment start(numel, master, draw);
-        Fragment expected = start;
-        for (std::size_t i = Fragment::kStart; i + 1 < expected.value.size(); ++i) {
-          expected.value[i] = call(functor, expected.value[i], expected.grad[i], expected.state0[i],
-                                   expected.state1[i]);
-          if (master) expected.rounded[i] = round_half_away(expected.value[i]);
-        }
-        for (const Isa isa : available_isas()) {
-          Fragment own = start;
-          run(cpu_kernels(isa), functor, own.arrays(Functor::kStates));
-          const auto all = static_cast<std::int64_t>(own.value.size());
-          ASSERT_EQ(first_difference(own.value.data(), expected.value.data(), all), "")
-              << name_of(isa) << ", numel " << numel;
-          ASSERT_EQ(first_difference(own.state0.data(), expected.state0.data(), all), "");
-          ASSERT_EQ(first_difference(own.state1.data(), expected.state1.data(), all), "");
-          for (std::size_t i = 0; i < own.rounded.size(); ++i) {
-            const float a = to_float(own.rounded[i]), b = to_float(expected.rounded[i]);
-            ASSERT_TRUE(own.rounded[i].bits == expected.rounded[i].bits ||
-                        (std::isnan(a) && std::isnan(b)))
-                << name_of(isa) << ", element " << i;
+/// What U3 and kernels/masters.h say, one element after another.
+void run_by_definition(const Update& update, Fragment& fragment) {
+  const auto count = static_cast<std::size_t>(states_of(update));
+  for (std::size_t i = Fragment::kStart; i + 1 < fragment.value.size(); ++i) {
+    const Storage storage = fragment.storage;
+    float start = fragment.value[i];
+    if (storage == Storage::kBf16Remainders) {
+      start = join_master(Bf16{fragment.half[i]}, fragment.remainder[i]);
+    } else if (storage != Storage::kFp32 && rounded_bits(storage, start) != fragment.half[i]) {
+      start = value_of_bits(storage, fragment.half[i]);
+    }
+    float state[kMaxStates] = {};
+    for (std::size_t k = 0; k < count; ++k) state[k] = fragment.state[k][i];
+    float updated = std::visit(
+        [&](const auto& functor) { return functor(start, fragment.grad[i], state); }, update);
+    for (std::size_t k = 0; k < count; ++k) fragment.state[k][i] = state[k];
+    if (storage == Storage::kFp32) {
+      fragment.value[i] = updated;
+      continue;
+    }
+    if (std::isnan(updated)) updated = std::bit_cast<float>(0x7FC00000U);
+    fragment.half[i] = rounded_bits(storage, updated);
+    if (storage == Storage::kBf16Remainders) {
+      fragment.remainder[i] = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(updated));
+    } else {
+      fragment.value[i] = updated;
+    }
+  }
+}
+
+TEST(Update, EveryIsaGivesTheBitsOfTheDefinition) {
+  std::vector<NamedUpdate> updates = every_update(3, 1e-3, 0.125);
+  for (NamedUpdate& first : every_update(1, 0.7, -3.0)) updates.push_back(std::move(first));
+  for (const NamedUpdate& named : updates) {
+    for (const Storage storage : kStorages) {
+      for (float (*draw)(std::mt19937&) : {&any_finite, &anything, &around_fp16}) {
+        for (const std::int64_t numel : kLengths) {
+          if (numel > 2000 && draw == &anything) continue;
+          const Fragment start =
+              random_fragment(storage, std::min<std::int64_t>(numel, 10'007), draw);
+          Fragment expected = start;
+          run_by_definition(named.update, expected);
+          for (const Isa isa : available_isas()) {
+            Fragment own = start;
+            const UpdateArrays arrays = own.arrays(states_of(named.update));
+            std::visit(
+                [&](const auto& functor) {
+                  cpu_kernels(isa).update[named.update.index()](&functor, arrays);
+                },
+                named.update);
+            ASSERT_EQ(own.difference(expected), "") << named.name << ", " << name_of(storage)
+                                                    << ", " << name_of(isa) << ", numel " << numel;
           }
         }
       }
@@ -105,143 +96,111 @@ void expect_the_functors_bits(const Functor& functor) {
   }
 }
 
-TEST(Update, AdamWGivesTheFunctorsBitsOnEveryIsa) {
-  expect_the_functors_bits(AdamWUpdate::at_step(1e-3, 0.9, 0.999, 1e-8, 0.01, 3, 0.125));
-  expect_the_functors_bits(AdamWUpdate::at_step(0.7, 0.0, 0.5, 0.0, 0.0, 1, -3.0));
+// The public call does what the table does, and needs no state where an optimizer has none.
+TEST(Update, TheCallRunsTheRightFunctor) {
+  for (const NamedUpdate& named : every_update(2, 0.01, 1.0)) {
+    Fragment own = random_fragment(Storage::kFp32, 1000, &around_fp16);
+    Fragment expected = own;
+    run_by_definition(named.update, expected);
+    update(named.update, own.arrays(states_of(named.update)));
+    EXPECT_EQ(own.difference(expected), "") << named.name;
+  }
 }
 
-TEST(Update, SgdGivesTheFunctorsBitsOnEveryIsa) {
-  expect_the_functors_bits(SgdUpdate::at_step(0.1, 0.9, 0.01, 0.25));
-  expect_the_functors_bits(SgdUpdate::at_step(0.1, 0.0, 0.0, 1.0));
+TEST(Update, SaysHowManyStatesItHas) {
+  const int expected[] = {2, 3, 2, 3, 0, 1, 1, 1, 2, 2, 3, 1, 1};  // as optimizers.h lists them
+  const std::vector<NamedUpdate> updates = every_update(1, 0.1, 1.0);
+  ASSERT_EQ(updates.size(), std::variant_size_v<Update>);
+  for (std::size_t i = 0; i < updates.size(); ++i) {
+    EXPECT_EQ(updates[i].update.index(), i);
+    EXPECT_EQ(states_of(updates[i].update), expected[i]) << updates[i].name;
+  }
 }
 
-// U3: 1 - 0.999 in fp32 would be off by 5e-5 of its value; so would 1 - beta^step.
-TEST(Update, ScalarsAreComputedInDouble) {
-  const AdamWUpdate update = AdamWUpdate::at_step(0.1, 0.9, 0.999, 1e-8, 0.01, 2, 1.0);
-  EXPECT_EQ(update.one_minus_beta2, static_cast<float>(1.0 - 0.999));
-  EXPECT_EQ(update.decay, static_cast<float>(1.0 - 0.1 * 0.01));
-  // 1 - 0.9^2 = 0.19 and 1 - 0.999^2 = 0.001999
-  EXPECT_FLOAT_EQ(update.step_size, static_cast<float>(0.1 / 0.19));
-  EXPECT_FLOAT_EQ(update.bias_correction2_sqrt, static_cast<float>(std::sqrt(0.001999)));
-}
-
-/// Gradients of either sign and a size in [0.5, 1.5): far from zero, so that the bounds below hold.
-float solid_gradient(std::mt19937& random) {
-  const auto size = static_cast<float>(0.5 + static_cast<double>(random()) / 4294967296.0);
-  return random() % 2 == 0 ? size : -size;
-}
-
-// Tolerance: one step rounds the parameter twice, 2 * 2^-24 |w|, and the ratio m / sqrt(v), at most
-// 3 for these gradients (|m| <= 1.5, sqrt(v) >= 0.5), in less than 40 roundings of 2^-24 each:
-// lr * 3 * 40 * 2^-24 < lr * 2^-17. Steps add up.
-TEST(Update, AdamWFollowsTheReferenceInDouble) {
-  const double beta1 = 0.9, beta2 = 0.99, eps = 1e-8, decay = 0.1, factor = 0.5;
-  const std::int64_t numel = 1000;
-  Floats param = random_values(numel, 1, &solid_gradient);
-  Floats exp_avg(1000), exp_avg_sq(1000);
-  std::vector<double> w(param.begin(), param.end()), m(1000), v(1000);
-  double tolerance = 0.0;
-  for (std::int64_t step = 1; step <= 20; ++step) {
-    const double lr = 0.01 / static_cast<double>(step);  // settable between steps
-    const Floats grad =
-        random_values(numel, 100 + static_cast<std::uint32_t>(step), &solid_gradient);
-    UpdateArrays arrays;
-    arrays.grad = grad.data();
-    arrays.param = param.data();
-    arrays.state0 = exp_avg.data();
-    arrays.state1 = exp_avg_sq.data();
-    arrays.numel = numel;
-    update(AdamWUpdate::at_step(lr, beta1, beta2, eps, decay, step, factor), arrays);
-    tolerance += 4 * 0x1p-24 + lr * 0x1p-17;  // |w| < 2 throughout
-    for (std::size_t i = 0; i < w.size(); ++i) {
-      const double g = static_cast<double>(grad[i]) * factor;
-      w[i] *= 1.0 - lr * decay;
-      m[i] = beta1 * m[i] + (1 - beta1) * g;
-      v[i] = beta2 * v[i] + (1 - beta2) * g * g;
-      const double m_hat = m[i] / (1 - std::pow(beta1, step));
-      const double v_hat = v[i] / (1 - std::pow(beta2, step));
-      w[i] -= lr * m_hat / (std::sqrt(v_hat) + eps);
-      ASSERT_NEAR(param[i], w[i], tolerance) << "step " << step << ", element " << i;
+// M1 of kernels/masters.h: every optimizer, over 60 steps in which values also overflow and fail.
+TEST(Update, RemaindersAndSeparateMastersGiveTheSameBits) {
+  const std::int64_t numel = 1003;
+  for (float (*draw)(std::mt19937&) : {&around_fp16, &anything}) {
+    const Floats start = random_values(numel, 7, draw);
+    for (std::size_t u = 0; u < std::variant_size_v<Update>; ++u) {
+      Fragment separate(Storage::kBf16Masters, start);
+      Fragment joined(Storage::kBf16Remainders, start);
+      for (std::int64_t step = 1; step <= 60; ++step) {
+        const NamedUpdate named = every_update(step, 1e-3, 1.0)[u];
+        separate.grad =
+            Fragment::guarded(random_values(numel, 50 + static_cast<std::uint32_t>(step), draw));
+        joined.grad = separate.grad;
+        update(named.update, separate.arrays(states_of(named.update)));
+        update(named.update, joined.arrays(states_of(named.update)));
+        ASSERT_EQ(separate.half, joined.half) << named.name << ", step " << step;
+        for (std::int64_t i = 0; i < numel; ++i) {
+          ASSERT_EQ(std::bit_cast<std::uint32_t>(separate.master(i)),
+                    std::bit_cast<std::uint32_t>(joined.master(i)))
+              << named.name << ", step " << step << ", element " << i;
+        }
+      }
     }
   }
 }
 
-// The first step of AdamW moves every element by lr against its gradient's sign, however small.
-TEST(Update, FirstAdamWStepIsTheSignTimesTheRate) {
-  Floats param(64, 1.0F), m(64), v(64), grad(64);
-  for (std::size_t i = 0; i < 64; ++i) grad[i] = (i % 2 == 0 ? 1.0F : -1.0F) * 1e-3F;
-  UpdateArrays arrays;
-  arrays.grad = grad.data();
-  arrays.param = param.data();
-  arrays.state0 = m.data();
-  arrays.state1 = v.data();
-  arrays.numel = 64;
-  update(AdamWUpdate::at_step(0.125, 0.9, 0.999, 0.0, 0.0, 1, 1.0), arrays);
-  // 1 -+ 0.125, within the roundings of the moments and of the ratio (a few 2^-24)
-  for (std::size_t i = 0; i < 64; ++i) EXPECT_NEAR(param[i], i % 2 == 0 ? 0.875 : 1.125, 1e-6);
+/// One step of plain SGD with a rate and gradients of 1/4: value - 1/16, exact in what follows.
+void take_a_sixteenth(Fragment& fragment) {
+  std::fill_n(fragment.grad.begin() + Fragment::kStart, fragment.numel, 0.25F);
+  update(SgdUpdate<false, false>::at_step(0.25, 0.0, 0.0, 0.0, 1, 1.0), fragment.arrays(0));
 }
 
-// Tolerance: the buffer is at most 10 * 1.6 (momentum 0.9) and a step rounds it three times and the
-// parameter twice: lr * 16 * 4 * 2^-24 + 4 * 2^-24; an error of the buffer persists for 10 steps.
-TEST(Update, SgdWithMomentumFollowsTheReferenceInDouble) {
-  const double lr = 0.01, momentum = 0.9, decay = 0.05, factor = 0.5;
-  const std::int64_t numel = 1000;
-  Floats param = random_values(numel, 1, &solid_gradient);
-  Floats buffer(1000);
-  std::vector<double> w(param.begin(), param.end()), b(1000);
-  double tolerance = 0.0;
-  for (int step = 1; step <= 20; ++step) {
-    const Floats grad =
-        random_values(numel, 100 + static_cast<std::uint32_t>(step), &solid_gradient);
-    UpdateArrays arrays;
-    arrays.grad = grad.data();
-    arrays.param = param.data();
-    arrays.state0 = buffer.data();
-    arrays.numel = numel;
-    update(SgdUpdate::at_step(lr, momentum, decay, factor), arrays);
-    tolerance += (10 * lr * 64 + 4) * 0x1p-24;
-    for (std::size_t i = 0; i < w.size(); ++i) {
-      const double g = grad[i] * factor + decay * w[i];
-      b[i] = step == 1 ? g : momentum * b[i] + g;
-      w[i] -= lr * b[i];
-      ASSERT_NEAR(param[i], w[i], tolerance) << "step " << step << ", element " << i;
+// M3. The master, 1 + 2^-20, shows neither in bf16 nor in fp16.
+TEST(Update, AnEditedParameterWinsOverItsSeparateMaster) {
+  for (const Storage storage : {Storage::kBf16Masters, Storage::kFp16Masters}) {
+    Fragment fragment(storage, Floats(100, 1.0F + 0x1p-20F));
+    for (std::size_t i = 0; i < 100; i += 2) {
+      fragment.half[Fragment::kStart + i] = rounded_bits(storage, i % 4 == 0 ? -2.0F : 0.0F);
+    }
+    take_a_sixteenth(fragment);
+    for (std::int64_t i = 0; i < 100; ++i) {
+      const float edited = i % 4 == 0 ? -2.0F : 0.0F;
+      const float start = i % 2 == 0 ? edited : 1.0F + 0x1p-20F;
+      EXPECT_EQ(fragment.master(i), start - 0.0625F) << name_of(storage) << ", element " << i;
+      EXPECT_EQ(fragment.half[Fragment::kStart + static_cast<std::size_t>(i)],
+                rounded_bits(storage, start - 0.0625F));
     }
   }
 }
 
-/// Weights of one value, each with a master, and `steps` steps of plain SGD with gradients of 1.
-float after_steps_of_sgd(float start, double lr, double decay, float gradient, int steps) {
-  std::vector<Bf16> param(33, round_half_away(start));
-  Floats master(33, start), buffer(33), grad(33, gradient);
-  UpdateArrays arrays;
-  arrays.grad = grad.data();
-  arrays.param = param.data();
-  arrays.param_dtype = Dtype::kBFloat16;
-  arrays.master = master.data();
-  arrays.state0 = buffer.data();
-  arrays.numel = 33;
-  for (int step = 0; step < steps; ++step) {
-    update(SgdUpdate::at_step(lr, 0.0, decay, 1.0), arrays);
+// M3. Half a unit in the last place of a bf16 value in [1, 2) is 2^-8, and it is there whatever the
+// remainder was. Zeros, also of what was below its rounded value, are zeros: 1 + 0xFFFF 2^-23 has
+// the remainder 0xFFFF.
+TEST(Update, AnEditedParameterWinsOverItsRemainderWithinHalfAUnit) {
+  for (const std::uint32_t remainder : {0U, 1U, 0x7FFFU, 0x8000U, 0xFFFFU}) {
+    const float start = std::bit_cast<float>(0x3F800000U + remainder);
+    Fragment fragment(Storage::kBf16Remainders, Floats{start, start, start, start});
+    const float edits[] = {-1.5F, 0.0F, -0.0F, start};
+    for (std::size_t i = 0; i < 3; ++i) {
+      fragment.half[Fragment::kStart + i] = round_half_away(edits[i]).bits;
+    }
+    take_a_sixteenth(fragment);
+    EXPECT_NEAR(fragment.master(0), -1.5625, 0x1p-8) << remainder;
+    EXPECT_EQ(fragment.master(1), -0.0625F) << remainder;
+    EXPECT_EQ(fragment.master(2), -0.0625F) << remainder;
+    EXPECT_EQ(fragment.master(3), start - 0.0625F) << remainder;
   }
-  for (std::size_t i = 0; i < 33; ++i) {
-    EXPECT_EQ(param[i].bits, round_half_away(master[i]).bits);
-    EXPECT_EQ(master[i], master[0]);
-  }
-  return master[0];
 }
 
-// Below 1 bf16 values are 2^-8 apart: steps of 6e-4 and of 1e-4 vanish without a master. With one
-// each of the steps rounds by at most 2^-25 (values below 1) or 2^-24 (below 2).
-TEST(Cases, N12_TinyUpdatesAreNotLostByMasters) {
-  EXPECT_NEAR(after_steps_of_sgd(1.0F, 6e-4, 0.0, 1.0F, 100), 0.94, 100 * 0x1p-25);
-  EXPECT_NEAR(after_steps_of_sgd(1.0F, 1.0, 1e-4, 0.0F, 1000), std::pow(1.0 - 1e-4, 1000),
-              1000 * 0x1p-24);
-  EXPECT_EQ(after_steps_of_sgd(1.0F, 0x1p-9, 0.0, -1.0F, 512), 2.0F);
+TEST(Update, AParameterRepairedFromNanGoesOn) {
+  for (const Storage storage :
+       {Storage::kBf16Masters, Storage::kBf16Remainders, Storage::kFp16Masters}) {
+    Fragment fragment(storage, Floats(40, std::numeric_limits<float>::quiet_NaN()));
+    take_a_sixteenth(fragment);
+    EXPECT_TRUE(std::isnan(fragment.master(0)));
+    fragment.half[Fragment::kStart] = rounded_bits(storage, 2.0F);
+    take_a_sixteenth(fragment);
+    EXPECT_EQ(fragment.master(0), 1.9375F) << name_of(storage);
+    EXPECT_TRUE(std::isnan(fragment.master(1)));
+  }
 }
 
 TEST(Update, AnEmptyFragmentIsNothing) {
-  update(AdamWUpdate{}, UpdateArrays{});
-  update(SgdUpdate{}, UpdateArrays{});
+  for (const NamedUpdate& named : every_update(1, 0.1, 1.0)) update(named.update, UpdateArrays{});
   SUCCEED();
 }
 

@@ -32,29 +32,25 @@ TANDEM_KERNEL_INLINE float to_float(Fp16 x) {
 }
 
 /// Rounds to nearest, halves to even. Denormals are kept; from 65,520 on the result is infinite;
-/// NaN stays NaN (made quiet).
+/// NaN stays NaN, with its sign.
 TANDEM_KERNEL_INLINE Fp16 round_half_even(float x) {
-  constexpr std::int32_t kRebias = (127 - 15) << 23;
+  constexpr std::uint32_t kRebias = (127 - 15) << 23;
   constexpr std::int32_t kSmallestNormal = (127 - 14) << 23;  // 2^-14
   constexpr std::int32_t kTooLarge = (127 + 16) << 23;        // 2^16
   constexpr std::int32_t kInfinity = 0x7F800000;
   const std::uint32_t given = __builtin_bit_cast(std::uint32_t, x);
-  const auto magnitude = static_cast<std::int32_t>(given & 0x7FFFFFFFU);
+  const std::uint32_t magnitude = given & 0x7FFFFFFFU;
+  const auto size = static_cast<std::int32_t>(magnitude);  // signed: SSE2 compares nothing else
+  // Half a unit less one, and the one where the last place is odd; a carry goes into the exponent.
+  const std::uint32_t normal = (magnitude + ((magnitude >> 13) & 1U) + (0xFFFU - kRebias)) >> 13;
   // The unit of fp16's denormals, 2^-24, is the last place of fp32 at 0.5: the addition rounds.
-  const float denormal = __builtin_bit_cast(float, magnitude) + 0.5F;
-  const std::int32_t even = (magnitude >> 13) & 1;
-  // Of infinities and NaNs the sum is not used; a NaN's would overflow.
-  const std::int32_t finite = magnitude < kInfinity ? magnitude : 0;
-  const std::int32_t rounded = finite + 0xFFF + even;
-  std::int32_t bits = (rounded - kRebias) >> 13;
-  bits = rounded >= kTooLarge ? 0x7C00 : bits;
-  bits = magnitude < kSmallestNormal
-             ? __builtin_bit_cast(std::int32_t, denormal) - __builtin_bit_cast(std::int32_t, 0.5F)
-             : bits;
-  bits = magnitude >= kInfinity ? 0x7C00 : bits;
-  bits = magnitude > kInfinity ? 0x7E00 | ((magnitude >> 13) & 0x3FF) : bits;
-  return Fp16{
-      static_cast<std::uint16_t>(static_cast<std::uint32_t>(bits) | ((given >> 16) & 0x8000U))};
+  const float shifted = __builtin_bit_cast(float, magnitude) + 0.5F;
+  const std::uint32_t denormal =
+      __builtin_bit_cast(std::uint32_t, shifted) - __builtin_bit_cast(std::uint32_t, 0.5F);
+  const std::uint32_t finite = size < kSmallestNormal ? denormal : normal;
+  const std::uint32_t special = size > kInfinity ? 0x7E00U : 0x7C00U;
+  const std::uint32_t bits = size >= kTooLarge ? special : finite;
+  return Fp16{static_cast<std::uint16_t>(bits | ((given >> 16) & 0x8000U))};
 }
 
 }  // namespace tandem::kernels

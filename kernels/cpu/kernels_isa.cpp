@@ -35,12 +35,14 @@ constexpr int kFoldGroup = 4;
 /// beyond an array's end is harmless.
 constexpr std::int64_t kChunk = 64;
 constexpr std::int64_t kAhead = 512;
+/// The norm's one stream can be asked for earlier, beyond the ends of its blocks.
+constexpr std::int64_t kNormAhead = 4 * kNormBlock;
 
-/// Asks for elements [kAhead, kAhead + kChunk) of p; kWrite: to be written.
-template <bool kWrite, typename Element>
+/// Asks for elements [kDistance, kDistance + kChunk) of p; kWrite: to be written.
+template <bool kWrite, std::int64_t kDistance = kAhead, typename Element>
 TANDEM_KERNEL_INLINE void prefetch_chunk(const Element* p) {
   constexpr std::int64_t kLine = 64 / static_cast<std::int64_t>(sizeof(Element));
-  for (std::int64_t i = 0; i < kChunk; i += kLine) __builtin_prefetch(p + kAhead + i, kWrite);
+  for (std::int64_t i = 0; i < kChunk; i += kLine) __builtin_prefetch(p + kDistance + i, kWrite);
 }
 
 TANDEM_KERNEL_INLINE float value_of(float x) { return x; }
@@ -141,7 +143,7 @@ double sum_of_squares_of_block(const float* x, std::int64_t numel) {
   double lanes[kNormLanes] = {};
   std::int64_t i = 0;
   for (; i + kNormLanes <= numel; i += kNormLanes) {
-    if (i % kChunk == 0) prefetch_chunk<false>(x + i);
+    if (i % kChunk == 0) prefetch_chunk<false, kNormAhead>(x + i);
     for (int lane = 0; lane < kNormLanes; ++lane) {
       const double value = x[i + lane];
       lanes[lane] += value * value;

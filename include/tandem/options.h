@@ -90,11 +90,11 @@ struct EngineOptions {
 
   // --- changes speed and memory only ---
   Masters masters = Masters::kSeparate;
-  /// The ranks of a node hold one copy of the parameters instead of one each, and a step copies none
-  /// inside the node. What a rank writes into a parameter is seen by all ranks of the node at once:
-  /// an edit in place that every rank makes is made once per rank (`p.mul_(0.5)` on two ranks leaves
-  /// a quarter), possibly under another rank's forward. So edit on one rank of each node, between
-  /// two joint calls (World::sum). Other memory (torch::load, set_data) is refused.
+  /// The ranks of a node hold one copy of the parameters instead of one each, and a step copies
+  /// none inside the node. What a rank writes into a parameter is seen by all ranks of the node at
+  /// once: an edit in place that every rank makes is made once per rank (`p.mul_(0.5)` on two ranks
+  /// leaves a quarter), possibly under another rank's forward. So edit on one rank of each node,
+  /// between two joint calls (World::sum). Other memory (torch::load, set_data) is refused.
   bool share_parameters_on_node = false;
   /// Size at which gradients are cut into buckets, in bytes, > 0.
   std::int64_t bucket_bytes = 25 * 1024 * 1024;

@@ -117,6 +117,7 @@ void WorldState::time_out(const std::string& what, const std::vector<int>& missi
 // meanwhile.
 template <class Take>
 auto WorldState::await(Lock& lock, comm::RoundId round, const std::string& what, Take&& take) {
+  const TraceSpan span(*trace_, "wait for ranks", Trace::Row::kUser);
   const comm::Deadline until = deadline();
   ++touching_;
   struct Leave {
@@ -142,6 +143,7 @@ comm::Message WorldState::await_message(Lock& lock, comm::RoundId round, const s
 }
 
 void WorldState::await_event(const kernels::Event& event, const std::string& what) {
+  const TraceSpan span(*trace_, "wait for the queue", Trace::Row::kUser);
   // The jobs have deadlines of their own; this one only ends a wait for a queue that is stuck.
   const comm::Deadline until = comm::Deadline::after(2 * options_.timeout);
   if (!event.wait_until(until.at)) {

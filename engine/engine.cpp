@@ -71,6 +71,17 @@ EngineBase::~EngineBase() = default;
 
 const std::string& EngineBase::name() const { return state_->core->name; }
 
+EngineBase::ForwardSpan::ForwardSpan(const EngineBase& engine)
+    : engine_(engine),
+      begin_(engine.state_->world->trace().on() ? engine::Trace::now() : std::int64_t{-1}) {}
+
+EngineBase::ForwardSpan::~ForwardSpan() {
+  if (begin_ >= 0) {
+    engine_.state_->world->trace().span("forward", engine::Trace::Row::kUser, begin_,
+                                        {.engine = engine_.state_->core->serial});
+  }
+}
+
 void EngineBase::track_tensor(const at::Tensor& output) {
   state_->world->track(*state_->core, output);
 }

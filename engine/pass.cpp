@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 namespace tandem::engine {
 
@@ -81,6 +82,7 @@ void WorldState::count_tokens(EngineCore* only, std::int64_t tokens) {
 void WorldState::opened() {
   guarded([&] {
     Lock lock(mutex_);
+    pass_began_ = trace_->on() ? Trace::now() : -1;
     wait_until_resolved(lock);
     report_failure(lock);
     if (const std::string problem = settle_parameters(); !problem.empty()) {
@@ -89,6 +91,8 @@ void WorldState::opened() {
     const std::vector<std::shared_ptr<EngineCore>> cores = cores_;
     lock.unlock();
     for (const auto& core : cores) {
+      const TraceSpan span(*trace_, "wait for folds of the last pass", Trace::Row::kUser,
+                           {.engine = core->serial});
       if (core->channel) {
         core->channel->wait_folded_by_all("reductions of the last pass", deadline());
       }
@@ -155,6 +159,9 @@ void WorldState::arrived(std::int32_t serial, std::int32_t parameter, at::Tensor
   } catch (const InvalidArgument& error) {
     throw InvalidArgument(name() + error.what());
   }
+  trace_->instant(
+      "arrival", Trace::Row::kUser,
+      {.engine = serial, .parameter = parameter, .pass = passes_, .late = place == Arrival::kLate});
   core->window.seen[static_cast<std::size_t>(parameter)] = true;
   sequencer_.arrived(core->index, parameter, place);
   if (sequencer_.gate_known()) {
@@ -173,6 +180,7 @@ void WorldState::closed() {
     }
   }
   if (!broken_ && sequencer_.in_pass() && !sequencer_.closed()) {
+    trace_pass("backward");
     post_close(/*failed=*/false);
     advance();
     progress_wanted_.notify_all();
@@ -188,7 +196,12 @@ void WorldState::abandoned() noexcept {
 
 // --- rounds of the pass ---
 
+void WorldState::trace_pass(const char* name) {
+  trace_->span(name, Trace::Row::kUser, std::exchange(pass_began_, -1), {.pass = passes_});
+}
+
 void WorldState::post_gate(const GateSay& say) {
+  trace_->instant("gate posted", Trace::Row::kAgreement, {.pass = passes_});
   gate_round_ = control_->post(encode(say, sequencer_.shape(), group_.rank));
   progress_wanted_.notify_all();
 }
@@ -200,6 +213,7 @@ void WorldState::post_close(bool failed) {
       core->armed = false;
     }
   }
+  trace_->instant("close posted", Trace::Row::kAgreement, {.pass = passes_});
   close_round_ = control_->post(encode(say, sequencer_.shape(), group_.rank));
 }
 
@@ -222,11 +236,13 @@ bool WorldState::take_rounds() {
   if (abandoned_ && !sequencer_.closed()) {
     abandoned_ = false;
     tracker_->disarm();
+    trace_pass("backward, failed");
     post_close(/*failed=*/true);
     moved = true;
   }
   if (!sequencer_.gate_known()) {
     if (const std::optional<comm::Message> message = control_->test(gate_round_)) {
+      trace_->instant("gate merged", Trace::Row::kAgreement, {.pass = passes_});
       const GateMerged gate = decode_gate(*message, sequencer_.shape());
       gate_error_ = gate_error(gate, group_.size);
       sequencer_.gate_merged(gate, gate_error_.has_value());
@@ -244,6 +260,7 @@ bool WorldState::take_rounds() {
 }
 
 void WorldState::finish_pass(const CloseMerged& close) {
+  trace_->instant("close merged", Trace::Row::kAgreement, {.pass = passes_});
   const Resolution resolution = sequencer_.close_merged(close);
   launch_due();
   const auto at = [](const auto& core) { return static_cast<std::size_t>(core->index); };
@@ -321,10 +338,19 @@ void WorldState::launch(const Launch& due) {
       core->window.fresh[bucket] ? kernels::Accumulator::kFresh : kernels::Accumulator::kContinue;
   core->window.fresh[bucket] = false;
   ++launches_;
-  queue_->enqueue([core, post, state, bucket = due.bucket, timeout = options_.timeout] {
-    const zero::Range slice = core->shard->slice(bucket);
-    core->channel->fold(post, slice.begin, slice.numel(), core->shard->accumulator(bucket), state,
-                        "bucket " + std::to_string(bucket), comm::Deadline::after(timeout));
+  const Trace::About about{.engine = core->serial,
+                           .bucket = due.bucket,
+                           .bytes = static_cast<std::int64_t>(mine.staging.bytes),
+                           .pass = passes_,
+                           .post = static_cast<std::int64_t>(post),
+                           .late = due.late};
+  trace_->instant("launch", Trace::Row::kUser, about);
+  queue_->enqueue([core, post, state, about, trace = trace_, timeout = options_.timeout] {
+    const TraceSpan span(*trace, "fold", Trace::Row::kQueue, about);
+    const zero::Range slice = core->shard->slice(about.bucket);
+    core->channel->fold(post, slice.begin, slice.numel(), core->shard->accumulator(about.bucket),
+                        state, "bucket " + std::to_string(about.bucket),
+                        comm::Deadline::after(timeout));
   });
 }
 

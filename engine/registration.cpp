@@ -224,6 +224,11 @@ std::shared_ptr<EngineCore> WorldState::register_engine(const Named& parameters,
     core->index = static_cast<int>(cores_.size());
     index_of_[core->serial] = core->index;
     cores_.push_back(core);
+    std::vector<std::string> parameter_names;
+    for (const zero::ParameterInfo& info : core->infos) {
+      parameter_names.push_back(info.name);
+    }
+    trace_->name_engine(core->serial, core->name, std::move(parameter_names));
 
     GateSay largest;
     largest.tunables.resize(static_cast<std::size_t>(sequencer_.shape().groups));

@@ -65,6 +65,7 @@ StepResult WorldState::step(const std::vector<const EngineCore*>& engines,
   }
   return guarded([&] {
     Lock lock(mutex_);
+    const TraceSpan span(*trace_, "step", Trace::Row::kUser, {.update = updates_ + 1});
     resolve(lock);
     std::string problem = settle_parameters();
     GateSay say;
@@ -133,6 +134,7 @@ StepResult WorldState::perform_step(Lock& lock, const GateMerged& gate) {
 }
 
 void WorldState::wait_for_reductions(StepTimes& times) {
+  const TraceSpan span(*trace_, "exposed reductions", Trace::Row::kUser);
   Stopwatch watch;
   await_event(queue_->record(), "reductions before the step");
   times.exposed = watch.lap();
@@ -197,6 +199,7 @@ std::vector<WorldState::Part> WorldState::gather_parts(const GateMerged& gate) c
 }
 
 void WorldState::joint_norm(Lock& lock, std::vector<Part>& parts, StepResult& result) {
+  const TraceSpan span(*trace_, "norm", Trace::Row::kUser);
   Stopwatch watch;
   comm::Message words;
   for (Part& part : parts) {
@@ -265,11 +268,16 @@ void WorldState::update_and_gather(const GateMerged& gate,
       if (!stepped) {
         continue;
       }
-      core.shard->update(static_cast<std::int32_t>(b), parallel);
+      const Trace::About about{.engine = core.serial, .bucket = static_cast<std::int32_t>(b)};
+      {
+        const TraceSpan span(*trace_, "update", Trace::Row::kUser, about);
+        core.shard->update(about.bucket, parallel);
+      }
       // The queue copies the peers' slices of this bucket while the next one is updated.
       const std::uint64_t gather = core.channel->post_gather();
-      queue_->enqueue([shared = cores_[static_cast<std::size_t>(core.index)], b, gather,
-                       size = group_.size, until = deadline()] {
+      queue_->enqueue([shared = cores_[static_cast<std::size_t>(core.index)], b, gather, about,
+                       trace = trace_, size = group_.size, until = deadline()] {
+        const TraceSpan span(*trace, "gather", Trace::Row::kQueue, about);
         const zero::BucketLayout& layout = shared->plan.buckets[b];
         const std::size_t element = kernels::bytes_of(layout.dtype);
         shared->channel->gather(
@@ -285,6 +293,7 @@ void WorldState::update_and_gather(const GateMerged& gate,
     }
   }
   result.times.update = watch.lap();
+  const TraceSpan span(*trace_, "exposed gathers", Trace::Row::kUser);
   await_event(queue_->record(), "gathering the updated parameters");
   for (Part& part : parts) {  // buffers of frozen engines too: their BatchNorm runs all the same
     if (part.core->channel) {

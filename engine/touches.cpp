@@ -57,6 +57,7 @@ double WorldState::value(ValueOp op, double value, int root) {
   }
   return guarded([&] {
     Lock lock(mutex_);
+    const TraceSpan span(*trace_, "joint value", Trace::Row::kUser);
     GateSay say;
     say.word = Word::kValues;
     say.value_op = op;
@@ -81,6 +82,7 @@ double WorldState::value(ValueOp op, double value, int root) {
 void WorldState::zero_grad(const EngineCore* only) {
   guarded([&] {
     Lock lock(mutex_);
+    const TraceSpan span(*trace_, "zero_grad", Trace::Row::kUser);
     GateSay say;
     say.word = Word::kZeroGrad;
     say.zero_engines.assign(cores_.size(), only == nullptr);
@@ -149,8 +151,11 @@ void WorldState::close() {
     break_world(error.what());
     throw;
   }
-  const std::lock_guard lock(mutex_);
-  closed_ = true;
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
+  trace_->stop();
 }
 
 }  // namespace tandem::engine

@@ -11,6 +11,7 @@ WorldState::WorldState(std::unique_ptr<comm::Rendezvous> rendezvous, const World
     : options_(options),
       rendezvous_(std::move(rendezvous)),
       group_(rendezvous_->group()),
+      trace_(std::make_shared<Trace>(group_.rank, group_.size)),
       control_(comm::make_control_plane(*rendezvous_, deadline())),
       data_(comm::make_data_plane(*rendezvous_, *control_)),
       queue_(std::make_unique<kernels::Queue>(

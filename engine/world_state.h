@@ -22,6 +22,7 @@
 #include "engine/engine_core.h"
 #include "engine/messages.h"
 #include "engine/sequencer.h"
+#include "engine/trace.h"
 #include "hooks/pass_tracker.h"
 #include "kernels/queue.h"
 #include <tandem/error.h>
@@ -101,6 +102,9 @@ class WorldState : public hooks::PassSink {
   [[nodiscard]] std::uint64_t world_parameter_hash();
   [[nodiscard]] std::uint64_t engine_parameter_hash(EngineCore& core);
 
+  /// Shared with the queue's jobs. Off until somebody starts it.
+  [[nodiscard]] Trace& trace() const { return *trace_; }
+
   /// Runs `read` under the lock: for accessors of one engine.
   template <class Read>
   auto locked(Read&& read) const {
@@ -146,6 +150,7 @@ class WorldState : public hooks::PassSink {
   bool take_rounds();
   void post_gate(const GateSay& say);
   void post_close(bool failed);
+  void trace_pass(const char* name);
   void finish_pass(const CloseMerged& close);
   void launch_due();
   void launch(const Launch& launch);
@@ -184,6 +189,7 @@ class WorldState : public hooks::PassSink {
   const WorldOptions options_;
   const std::unique_ptr<comm::Rendezvous> rendezvous_;
   const comm::Group group_;
+  const std::shared_ptr<Trace> trace_;
   std::unique_ptr<comm::ControlPlane> control_;
   std::unique_ptr<comm::DataPlane> data_;
   std::unique_ptr<kernels::Queue> queue_;  // folds during backward, gathers during the step
@@ -199,6 +205,7 @@ class WorldState : public hooks::PassSink {
   comm::RoundId gate_round_ = 0;
   comm::RoundId close_round_ = 0;
   std::int64_t passes_ = 0;                // of this world, for messages
+  std::int64_t pass_began_ = -1;           // for the trace; -1: not recording then
   std::optional<std::string> gate_error_;  // of the open or the last pass; explained at a touch
   std::vector<std::string> said_;          // what this rank said last, for explanations
   std::exception_ptr failure_;             // to be thrown at the next touch

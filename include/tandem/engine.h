@@ -109,6 +109,20 @@ class EngineBase {
              NamedTensors buffers,
              const EngineOptions& options);
   void track_tensor(const at::Tensor& output);
+  /// A forward, for the trace.
+  class ForwardSpan {
+   public:
+    explicit ForwardSpan(const EngineBase& engine);
+    ~ForwardSpan();
+    ForwardSpan(const ForwardSpan&) = delete;
+    ForwardSpan& operator=(const ForwardSpan&) = delete;
+    ForwardSpan(ForwardSpan&&) = delete;
+    ForwardSpan& operator=(ForwardSpan&&) = delete;
+
+   private:
+    const EngineBase& engine_;
+    std::int64_t begin_;  // -1: nothing is recorded
+  };
 
  private:
   friend class World;
@@ -160,6 +174,7 @@ class Engine : public EngineBase {
   /// The module's own forward; its outputs are tracked.
   template <class... Args>
   auto forward(Args&&... args) {
+    const ForwardSpan span(*this);
     auto outputs = module_->forward(std::forward<Args>(args)...);
     track(outputs);
     return outputs;

@@ -124,6 +124,15 @@ class World {
   /// this rank, in registration order. Equal on all ranks after a step. Not collective.
   [[nodiscard]] std::uint64_t parameter_hash() const;
 
+  /// Records what this rank does (forward, backward, arrivals, launches, folds, waits, step,
+  /// gather) until stop_trace() or close(), then writes it to `path`, as JSON that chrome://tracing
+  /// and ui.perfetto.dev show; with several ranks to "name.rank<r>.json" for "name.json". At most
+  /// 2,000,000 events; what is dropped is counted in the file. Ends a recording that runs. Not
+  /// collective. Throws InvalidArgument if the file cannot be opened.
+  void trace(const std::string& path);
+  /// Ends a recording and writes its file. Throws SystemError if that fails.
+  void stop_trace();
+
   /// No more steps from this rank; the others go on. A rank that has left still takes its part in
   /// their passes and steps (it owns shards) and returns when all ranks have left. Collective in
   /// that sense.

@@ -207,11 +207,12 @@ class MessageControlPlane final : public ControlPlane {
   }
 
   void wait_for_change(std::uint32_t seen, Clock::time_point until) override {
-    Pacer pacer;
     for (int look = 0;; ++look) {
+      std::chrono::microseconds pause{};
       {
         const std::lock_guard lock(mutex_);
         progress();
+        pause = pacer_.pause();
       }
       if (change() != seen) return;
       const auto left = until - Clock::now();
@@ -219,7 +220,7 @@ class MessageControlPlane final : public ControlPlane {
       if (spin_ && look < kSpins) {
         spin_once();
       } else {
-        std::this_thread::sleep_for(std::min<Clock::duration>(left, pacer.next()));
+        std::this_thread::sleep_for(std::min<Clock::duration>(left, pause));
       }
     }
   }
@@ -271,6 +272,7 @@ class MessageControlPlane final : public ControlPlane {
     const RoundHead head = RoundHead::of(words);
     check_round_bytes(head.payload_bytes(), group_.rank);
     progress();
+    pacer_.reset();
     const RoundId round = rounds_.add();
     posted_rounds_.fetch_add(1, std::memory_order_relaxed);
     posted_bytes_.fetch_add(head.payload_bytes(), std::memory_order_relaxed);
@@ -288,7 +290,9 @@ class MessageControlPlane final : public ControlPlane {
   /// Taking what has come changes nothing that a caller of a const member could see otherwise than
   /// by waiting.
   void progress() const {
-    if (exchange_->progress()) changed();
+    if (!exchange_->progress()) return;
+    pacer_.reset();
+    changed();
   }
   void changed() const { change_.fetch_add(1, std::memory_order_release); }
 
@@ -316,6 +320,7 @@ class MessageControlPlane final : public ControlPlane {
   mutable std::mutex mutex_;
   const std::unique_ptr<Exchange> exchange_;
   OpenRounds rounds_{group_.rank};
+  mutable Pacer pacer_;  // since the last post or arrival, however many calls wait in between
   mutable std::atomic<std::uint32_t> change_{0};
   std::atomic<std::uint64_t> posted_bytes_{0};
   std::atomic<std::uint64_t> posted_rounds_{0};

@@ -4,7 +4,6 @@
 #include <tandem/error.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <limits>
 #include <new>
@@ -32,38 +31,19 @@ struct SharedChannel::Record {
 
 namespace {
 
-constexpr std::size_t kHeadBytes = 256;
-constexpr std::size_t kRecordBytes = 24;
 constexpr int kSpins = 5;  // about as many microseconds
 // How long messages are looked at without a pause while their data flow.
 constexpr std::chrono::microseconds kBurst{100};
 // Elements folded between two looks at messages of the next bucket: about 0.1 ms.
 constexpr std::int64_t kFoldPiece = 256 * 1024;
 
-std::size_t to_pages(std::size_t bytes) {
-  return (bytes + Segment::kPage - 1) / Segment::kPage * Segment::kPage;
-}
-
 }  // namespace
-
-ChannelLayout::ChannelLayout(const ChannelSpec& spec) {
-  constexpr std::size_t kMost = std::numeric_limits<std::size_t>::max() / 8;
-  if (spec.parameter_bytes > kMost || spec.largest_staging > kMost ||
-      spec.posts_in_flight > kMost / kRecordBytes || spec.staging_slots > kMost ||
-      (spec.staging_slots != 0 && spec.largest_staging > kMost / spec.staging_slots)) {
-    throw InvalidArgument("channel of engine '" + spec.name + "': sizes beyond address space");
-  }
-  ring = std::bit_ceil(spec.posts_in_flight + 1);
-  parameters_at = to_pages(kHeadBytes + ring * kRecordBytes);
-  staging_at = parameters_at + to_pages(spec.parameter_bytes);
-  slot_bytes = to_pages(std::max<std::size_t>(spec.largest_staging, 1));
-  segment_bytes = staging_at + spec.staging_slots * slot_bytes;
-}
 
 std::shared_ptr<Segment> SharedChannel::make_segment(const ChannelSpec& spec,
                                                      int rank,
                                                      const Nodes& nodes) {
-  static_assert(sizeof(Head) <= kHeadBytes && sizeof(Record) == kRecordBytes);
+  static_assert(sizeof(Head) <= ChannelLayout::kHeadBytes &&
+                sizeof(Record) == ChannelLayout::kRecordBytes);
   const ChannelLayout layout(spec);
   const auto segment = Segment::create("engine '" + spec.name + "', rank " + std::to_string(rank),
                                        layout.segment_bytes);
@@ -106,7 +86,8 @@ SharedChannel::Head& SharedChannel::head(int rank) const {
 }
 
 SharedChannel::Record& SharedChannel::record(int rank, PostId post) const {
-  std::byte* const ring = segments_[static_cast<std::size_t>(rank)]->data() + kHeadBytes;
+  std::byte* const ring =
+      segments_[static_cast<std::size_t>(rank)]->data() + ChannelLayout::kHeadBytes;
   return reinterpret_cast<Record*>(ring)[post & (layout_.ring - 1)];
 }
 
@@ -180,12 +161,12 @@ void SharedChannel::await_messages(const std::function<std::vector<int>()>& miss
       if (deadline.passed()) time_out(ranks, what);
       // Data flow only while somebody looks, a piece at a look.
       const bool flows = slices.receiving || parts.receiving;
-      if (flows) pacer = Pacer();
+      if (flows) pacer.reset();
       const bool may_flow = (slices.sending || parts.sending) && pacer.eager();
       if (!(flows || may_flow) || Clock::now() - begin > kBurst) break;
     }
     if (const auto text = control_.aborted()) throw WorldBroken(*text);
-    std::this_thread::sleep_for(pacer.next());
+    std::this_thread::sleep_for(pacer.pause());
   }
 }
 

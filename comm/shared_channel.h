@@ -20,6 +20,7 @@
 // Called by comm/shared_data_plane.
 #pragma once
 
+#include "comm/channel_layout.h"
 #include "comm/control_plane.h"
 #include "comm/data_plane.h"
 #include "comm/futex.h"
@@ -36,17 +37,6 @@
 #include <vector>
 
 namespace tandem::comm {
-
-/// Where everything lies in a segment; a pure function of the spec, so the same on all ranks.
-struct ChannelLayout {
-  explicit ChannelLayout(const ChannelSpec& spec);
-
-  std::size_t ring = 0;  // records, a power of two
-  std::size_t parameters_at = 0;
-  std::size_t staging_at = 0;  // what lies before is committed when the channel is opened
-  std::size_t slot_bytes = 0;
-  std::size_t segment_bytes = 0;
-};
 
 class SharedChannel final : public Channel {
  public:

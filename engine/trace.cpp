@@ -33,7 +33,8 @@ class Lines {
  public:
   explicit Lines(std::ofstream& file) : file_(file) {}
   void add(const Json& line) {
-    file_ << separator_ << line.dump();
+    // A name that is not UTF-8 must not cost the file.
+    file_ << separator_ << line.dump(-1, ' ', false, Json::error_handler_t::replace);
     separator_ = ",\n";
   }
 
@@ -56,27 +57,34 @@ Trace::~Trace() {
 }
 
 void Trace::start(const std::string& path) {
-  stop();
-  const std::lock_guard lock(mutex_);
   const std::string file = path_of_rank(path, rank_, size_);
-  file_ = std::ofstream(file, std::ios::binary);
-  if (!file_) {
+  std::ofstream opened(file, std::ios::binary);
+  if (!opened) {  // a recording that runs goes on
     throw InvalidArgument("World::trace: '" + file +
                           "' cannot be opened for writing; is its folder there?");
   }
+  stop();
+  const std::lock_guard lock(mutex_);
+  file_ = std::move(opened);
   path_ = file;
-  events_.clear();
-  dropped_ = 0;
+  began_ = now();
   on_.store(true, std::memory_order_relaxed);
 }
 
 void Trace::stop() {
-  const std::lock_guard lock(mutex_);
-  if (!on_.exchange(false, std::memory_order_relaxed)) return;
-  write();
+  std::deque<Event> events;
+  std::int64_t dropped = 0;
+  std::map<std::int32_t, EngineNames> engines;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!on_.exchange(false, std::memory_order_relaxed)) return;
+    events.swap(events_);
+    dropped = std::exchange(dropped_, 0);
+    engines = engines_;
+  }
+  write(events, engines, dropped);
   file_.close();
   const bool failed = file_.fail();
-  events_ = {};
   if (failed)
     throw SystemError("the trace '" + path_ + "' could not be written; is the disk full?");
 }
@@ -96,8 +104,7 @@ std::int64_t Trace::now() {
 
 void Trace::span(const char* name, Row row, std::int64_t begin, const About& about) {
   if (begin < 0) return;
-  Event event{name, row, begin, now() - begin, about};
-  add(event);
+  add(Event{name, row, begin, now() - begin, about});
 }
 
 void Trace::instant(const char* name, Row row, const About& about) {
@@ -107,7 +114,7 @@ void Trace::instant(const char* name, Row row, const About& about) {
 
 void Trace::add(const Event& event) {
   const std::lock_guard lock(mutex_);
-  if (!on()) return;  // stopped meanwhile
+  if (!on() || event.begin < began_) return;  // stopped meanwhile, or of an earlier recording
   if (events_.size() >= capacity_) {
     ++dropped_;
     return;
@@ -116,9 +123,11 @@ void Trace::add(const Event& event) {
 }
 
 // The format: https://chromium.googlesource.com/catapult, "Trace Event Format".
-void Trace::write() {
+void Trace::write(const std::deque<Event>& events,
+                  const std::map<std::int32_t, EngineNames>& engines,
+                  std::int64_t dropped) {
   file_ << "{\"displayTimeUnit\":\"ms\",\"otherData\":"
-        << Json{{"rank", rank_}, {"ranks", size_}, {"dropped_events", dropped_}}.dump()
+        << Json{{"rank", rank_}, {"ranks", size_}, {"dropped_events", dropped}}.dump()
         << ",\"traceEvents\":[";
   Lines lines(file_);
   lines.add({{"ph", "M"},
@@ -132,13 +141,13 @@ void Trace::write() {
                {"name", "thread_name"},
                {"args", {{"name", kRowNames[row]}}}});
   }
-  for (const Event& event : events_) {
+  for (const Event& event : events) {
     const About& about = event.about;
     Json args = Json::object();
-    const auto engine = engines_.find(about.engine);
-    if (engine != engines_.end()) args["engine"] = engine->second.name;
+    const auto engine = engines.find(about.engine);
+    if (engine != engines.end()) args["engine"] = engine->second.name;
     if (about.bucket >= 0) args["bucket"] = about.bucket;
-    if (about.parameter >= 0 && engine != engines_.end()) {
+    if (about.parameter >= 0 && engine != engines.end()) {
       args["parameter"] = engine->second.parameters[static_cast<std::size_t>(about.parameter)];
     }
     if (about.bytes >= 0) args["bytes"] = about.bytes;

@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <fstream>
 #include <map>
 #include <mutex>
@@ -48,7 +49,7 @@ class Trace {
   Trace& operator=(Trace&&) = delete;
 
   /// Begins to record for `path`: with several ranks "dir/name.rank<r>.ext". Ends a recording that
-  /// runs. Throws InvalidArgument if the file cannot be opened.
+  /// runs, but if the file cannot be opened: then it goes on, and InvalidArgument is thrown.
   void start(const std::string& path);
   /// Writes the file and ends; nothing if nothing is recorded. Throws SystemError if writing fails.
   void stop();
@@ -78,16 +79,20 @@ class Trace {
   };
 
   void add(const Event& event);
-  void write();
+  void write(const std::deque<Event>& events,
+             const std::map<std::int32_t, EngineNames>& engines,
+             std::int64_t dropped);
 
   const int rank_;
   const int size_;
   const std::size_t capacity_;
   std::atomic<bool> on_{false};
-  std::mutex mutex_;  // guards all below
-  std::vector<Event> events_;
+  std::mutex mutex_;          // guards the next four
+  std::deque<Event> events_;  // never moved while it grows
   std::int64_t dropped_ = 0;
+  std::int64_t began_ = 0;  // what began earlier is not of this recording
   std::map<std::int32_t, EngineNames> engines_;
+  // Of start() and stop() alone.
   std::string path_;
   std::ofstream file_;
 };

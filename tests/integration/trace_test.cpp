@@ -216,10 +216,31 @@ TEST(Trace, CountsWhatItDrops) {
   EXPECT_EQ(written["otherData"]["dropped_events"], 7);
 }
 
+TEST(Trace, GoesOnIfTheNextCannotStart) {
+  const Folder folder;
+  engine::Trace trace(0, 1);
+  trace.start(folder.file("t.json"));
+  EXPECT_THROW(trace.start(folder.file("no/such/t.json")), InvalidArgument);
+  trace.instant("event", engine::Trace::Row::kUser, {});
+  trace.stop();
+  EXPECT_EQ(named(read(folder.file("t.json")), "event").size(), 1U);
+}
+
+TEST(Trace, LeavesOutWhatBeganBeforeIt) {
+  const Folder folder;
+  engine::Trace trace(0, 1);
+  trace.start(folder.file("1.json"));
+  const std::int64_t begin = engine::Trace::now();
+  trace.start(folder.file("2.json"));
+  trace.span("old", engine::Trace::Row::kUser, begin, {});
+  trace.stop();
+  EXPECT_EQ(named(read(folder.file("2.json")), "old").size(), 0U);
+}
+
 TEST(Trace, KeepsNamesWithQuotes) {
   const Folder folder;
   engine::Trace trace(0, 1);
-  trace.name_engine(4, "an \"engine\"\n", {"w"});
+  trace.name_engine(4, "an \"engine\"\n", {"w\xff"});  // and one that is not UTF-8
   trace.start(folder.file("t.json"));
   trace.instant("arrival", engine::Trace::Row::kUser, {.engine = 4, .parameter = 0});
   trace.stop();

@@ -1,7 +1,8 @@
-// benchmarks/kernels_bench.cpp: the update of every optimizer and the norm, on one thread, against
-// the same memory streams without arithmetic.
+// benchmarks/kernels_bench.cpp: the update of every optimizer, the norm and the fold, on one
+// thread, against the same memory streams without arithmetic.
 #include "benchmarks/paired.h"
 #include "benchmarks/streams.h"
+#include "kernels/fold.h"
 #include "kernels/norm.h"
 #include "kernels/superaccumulator.h"
 #include "kernels/update.h"
@@ -11,39 +12,47 @@
 
 #include <algorithm>
 #include <array>
-#include <functional>
-#include <string>
-#include <vector>
 
 namespace tandem::benchmarks {
 namespace {
 
 using zero::StreamArray;
 
-constexpr std::int64_t kNumel = 20'000'000;
+constexpr int kPairs = 11;
+constexpr double kUpdateFloor = 0.95;
+constexpr double kNormFloor = 0.9;
 
-enum class Kind : std::uint8_t { kFp32, kBf16, kBf16Remainder, kFp16 };
+std::int64_t numel() { return elements(20'000'000); }
 
-void fill(StreamArray<float>& array, float value) {
+template <class Number>
+void fill(const StreamArray<Number>& array, Number value) {
   std::fill_n(array.data(), array.numel(), value);
 }
 
+enum class Kind : std::uint8_t { kFp32, kBf16, kBf16Remainder, kFp16 };
+
 void update(benchmark::State& state, const Optimizer& optimizer, Kind kind) {
-  const int states = zero::states_of(optimizer);
-  StreamArray<float> grad(kNumel);
-  StreamArray<float> value(kNumel);  // fp32 parameter or master
-  StreamArray<std::uint16_t> half(kNumel);
-  StreamArray<std::uint16_t> remainder(kNumel);
+  const auto states = static_cast<std::size_t>(zero::states_of(optimizer));
+  const StreamArray<float> grad(numel());
+  const StreamArray<float> value(kind == Kind::kBf16Remainder ? 0 : numel());  // or master
+  const StreamArray<std::uint16_t> half(kind == Kind::kFp32 ? 0 : numel());
+  const StreamArray<std::uint16_t> remainder(kind == Kind::kBf16Remainder ? numel() : 0);
   std::array<StreamArray<float>, kernels::kMaxStates> state_arrays;
+  for (std::size_t k = 0; k < states; ++k) state_arrays[k] = StreamArray<float>(numel());
   fill(grad, 1e-3F);
-  for (int k = 0; k < states; ++k) {
-    state_arrays[static_cast<std::size_t>(k)] = StreamArray<float>(kNumel);
-  }
+  // What the limit leaves behind is no number that an update should meet, and what one of the two
+  // leaves in the caches would favour the other: both find the arrays just written.
+  const auto reset = [&] {
+    fill(value, 0.0F);
+    fill<std::uint16_t>(half, 0);
+    fill<std::uint16_t>(remainder, 0);
+    for (const auto& array : state_arrays) fill(array, 0.5F);
+  };
 
   kernels::UpdateArrays arrays;
   Streams streams;
   arrays.grad = streams.read = grad.data();
-  arrays.numel = streams.numel = kNumel;
+  arrays.numel = streams.numel = numel();
   std::int64_t bytes = 4;
   int change = 0;
   if (kind == Kind::kFp32) {
@@ -61,38 +70,32 @@ void update(benchmark::State& state, const Optimizer& optimizer, Kind kind) {
     if (kind != Kind::kFp32) arrays.master = value.data();
     bytes += 8;
   }
-  for (int k = 0; k < states; ++k) {
-    float* const data = state_arrays[static_cast<std::size_t>(k)].data();
-    arrays.state[static_cast<std::size_t>(k)] = streams.change[change++] = data;
+  for (std::size_t k = 0; k < states; ++k) {
+    arrays.state[k] = streams.change[change++] = state_arrays[k].data();
     bytes += 8;
   }
 
-  Paired paired;
+  Paired paired(kUpdateFloor);
   std::int64_t step = 0;
   for (auto _ : state) {
     const kernels::Update rule = zero::update_at(optimizer, ++step, 0.5);
+    reset();
     const double figure = timed([&] { kernels::update(rule, arrays); });
-    // What the limit writes is no number that an update should meet: restored for the next round.
+    reset();
     const double limit = timed([&] { stream(streams); });
     paired.add(state, figure, limit);
-    state.PauseTiming();
-    fill(value, 0.0F);
-    std::fill_n(half.data(), half.numel(), std::uint16_t{0});
-    std::fill_n(remainder.data(), remainder.numel(), std::uint16_t{0});
-    for (int k = 0; k < states; ++k) fill(state_arrays[static_cast<std::size_t>(k)], 0.5F);
-    state.ResumeTiming();
   }
   paired.report(state);
-  const double element = paired.figure() / static_cast<double>(kNumel);
+  const double element = paired.figure() / static_cast<double>(numel());
   state.counters["ns_per_element"] = element * 1e9;
   state.counters["GB_per_s"] = static_cast<double>(bytes) / element * 1e-9;
   state.counters["bytes_per_element"] = static_cast<double>(bytes);
 }
 
 void norm(benchmark::State& state) {
-  StreamArray<float> data(kNumel);
+  const StreamArray<float> data(numel());
   fill(data, 1e-3F);
-  Paired paired;
+  Paired paired(kNormFloor);
   for (auto _ : state) {
     const double figure = timed([&] {
       kernels::Superaccumulator sum;
@@ -103,19 +106,34 @@ void norm(benchmark::State& state) {
     paired.add(state, figure, limit);
   }
   paired.report(state);
-  state.counters["GB_per_s"] = 4.0 * static_cast<double>(kNumel) / paired.figure() * 1e-9;
+  state.counters["GB_per_s"] = 4e-9 * static_cast<double>(numel()) / paired.figure();
 }
 
-void add(const std::string& name, const std::function<void(benchmark::State&)>& body) {
-  benchmark::RegisterBenchmark(name.c_str(), body)
-      ->UseManualTime()
-      ->Iterations(pairs(15))
-      ->Unit(benchmark::kMillisecond);
+void fold_two(benchmark::State& state) {
+  const StreamArray<std::uint16_t> first(numel());
+  const StreamArray<std::uint16_t> second(numel());
+  const StreamArray<float> sum(numel());
+  fill<std::uint16_t>(first, 0x3F80);  // 1.0
+  fill<std::uint16_t>(second, 0x4000);
+  const std::array<kernels::Slice, 2> slices{
+      kernels::Slice{first.data(), kernels::Dtype::kBFloat16},
+      kernels::Slice{second.data(), kernels::Dtype::kBFloat16}};
+  Paired paired;
+  for (auto _ : state) {
+    fill(sum, 0.0F);
+    const double figure =
+        timed([&] { kernels::fold(slices, numel(), sum.data(), kernels::Accumulator::kFresh); });
+    fill(sum, 0.0F);
+    const double limit = timed([&] { widen(first.data(), second.data(), numel(), sum.data()); });
+    paired.add(state, figure, limit);
+  }
+  paired.report(state);
+  state.counters["GB_per_s"] = 8e-9 * static_cast<double>(numel()) / paired.figure();
 }
 
 void register_all() {
   const auto update_of = [](const std::string& name, const Optimizer& optimizer, Kind kind) {
-    add("update/" + name,
+    add("update/" + name, kPairs,
         [optimizer, kind](benchmark::State& state) { update(state, optimizer, kind); });
   };
   update_of("AdamW fp32", AdamW{}, Kind::kFp32);
@@ -130,7 +148,8 @@ void register_all() {
   update_of("Adagrad fp32", Adagrad{}, Kind::kFp32);
   update_of("Lion fp32", Lion{}, Kind::kFp32);
   update_of("Lion bf16", Lion{}, Kind::kBf16);
-  add("norm/fp32", norm);
+  add("norm/fp32", 2 * kPairs, norm);
+  add("fold/2 x bf16 into fp32", 2 * kPairs, fold_two);
 }
 
 }  // namespace
@@ -138,8 +157,5 @@ void register_all() {
 
 int main(int argc, char** argv) {
   tandem::benchmarks::register_all();
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
+  return tandem::benchmarks::run(argc, argv);
 }

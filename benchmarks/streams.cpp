@@ -1,3 +1,4 @@
+// benchmarks/streams.cpp: see streams.h.
 #include "benchmarks/streams.h"
 
 #include <cstring>
@@ -66,6 +67,16 @@ std::uint32_t read_all(const float* data, std::int64_t numel) {
     sum += bits;
   }
   return sum;
+}
+
+void widen(const std::uint16_t* __restrict first,
+           const std::uint16_t* __restrict second,
+           std::int64_t numel,
+           float* __restrict result) {
+  for (std::int64_t i = 0; i < numel; ++i) {
+    const std::uint32_t bits = (static_cast<std::uint32_t>(first[i]) << 16U) + second[i];
+    std::memcpy(result + i, &bits, sizeof(bits));
+  }
 }
 
 }  // namespace tandem::benchmarks

@@ -19,4 +19,10 @@ void stream(const Streams& streams);
 /// Sum of the bits of `numel` numbers: reads them and nothing else.
 std::uint32_t read_all(const float* data, std::int64_t numel);
 
+/// Reads two 16-bit arrays and writes a 32-bit one: the streams of a fold of two slices.
+void widen(const std::uint16_t* first,
+           const std::uint16_t* second,
+           std::int64_t numel,
+           float* result);
+
 }  // namespace tandem::benchmarks

@@ -11,7 +11,7 @@
 
 TANDEM_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 TANDEM_PACKAGES=(g++ cmake ninja-build ccache libopenmpi-dev openmpi-bin libcli11-dev
-  nlohmann-json3-dev libxxhash-dev libgtest-dev libgmock-dev python3-venv clang-format)
+  nlohmann-json3-dev libxxhash-dev libgtest-dev libgmock-dev libbenchmark-dev python3-venv clang-format)
 # LibTorch's wheel, without its Python dependencies, and the two CUDA libraries that even its CPU library
 # links, in the release that it was built against (CUDA 13.0.2).
 TANDEM_WHEELS=(torch==2.11.0 nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)

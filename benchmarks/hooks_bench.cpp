@@ -78,6 +78,7 @@ void register_all(World& world) {
 
 int main(int argc, char** argv) {
   at::set_num_threads(1);
+  benchmark::AddCustomContext("libtorch", TORCH_VERSION);
   tandem::World world = tandem::World::from_environment();
   tandem::benchmarks::register_all(world);
   return tandem::benchmarks::run(argc, argv, world.rank() == 0);

@@ -66,6 +66,7 @@ int run(int argc, char** argv, bool reports) {
     const bool output = std::string_view(argv[i]).substr(0, 15) == "--benchmark_out";
     if (reports || !output) arguments.push_back(argv[i]);
   }
+  if (quick()) benchmark::AddCustomContext("quick", "yes");
   int count = static_cast<int>(arguments.size());
   benchmark::Initialize(&count, arguments.data());
   if (benchmark::ReportUnrecognizedArguments(count, arguments.data())) return 1;

@@ -89,12 +89,12 @@ code_search::BagTensors bags_of(std::int64_t texts) {
 
 class CodeSearch : public Workload {
  public:
-  CodeSearch(torch::ScalarType type, int rank) {
+  CodeSearch(std::int64_t pairs, torch::ScalarType type, int rank) {
     comments_->to(type);
     codes_->to(type);
     torch::manual_seed(100 + rank);
-    comment_bags_ = bags_of(kPairs);
-    code_bags_ = bags_of(kPairs);
+    comment_bags_ = bags_of(pairs);
+    code_bags_ = bags_of(pairs);
   }
   [[nodiscard]] std::vector<std::shared_ptr<nn::Module>> modules() const override {
     return {comments_.ptr(), codes_.ptr(), head_.ptr()};
@@ -110,7 +110,6 @@ class CodeSearch : public Workload {
   }
 
  private:
-  static constexpr std::int64_t kPairs = 256;
   code_search::Tower comments_, codes_;
   code_search::LossHead head_;
   code_search::BagTensors comment_bags_, code_bags_;
@@ -122,8 +121,8 @@ std::unique_ptr<Workload> make_towers(std::int64_t width, torch::ScalarType type
   return std::make_unique<Towers>(width, type, rank);
 }
 
-std::unique_ptr<Workload> make_code_search(torch::ScalarType type, int rank) {
-  return std::make_unique<CodeSearch>(type, rank);
+std::unique_ptr<Workload> make_code_search(std::int64_t pairs, torch::ScalarType type, int rank) {
+  return std::make_unique<CodeSearch>(pairs, type, rank);
 }
 
 }  // namespace tandem::benchmarks

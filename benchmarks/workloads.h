@@ -27,7 +27,7 @@ class Workload {
 /// at 3072. The same model as benchmarks/peers/ddp.py.
 std::unique_ptr<Workload> make_towers(std::int64_t width, torch::ScalarType type, int rank);
 
-/// The model of examples/code_search on 256 synthetic pairs of 200 hashed features a text.
-std::unique_ptr<Workload> make_code_search(torch::ScalarType type, int rank);
+/// The model of examples/code_search on synthetic pairs of 200 hashed features a text.
+std::unique_ptr<Workload> make_code_search(std::int64_t pairs, torch::ScalarType type, int rank);
 
 }  // namespace tandem::benchmarks

@@ -3,6 +3,7 @@
 # builds. Everything is skipped that is already there, so that a second run costs milliseconds.
 #
 #   tandem_setup                      Debian packages, and LibTorch in .venv unless TANDEM_LIBTORCH is set
+#   tandem_install_peers              PyTorch with Python in .venv-peers, which scripts/bench --peers compares with
 #   tandem_build PRESET [-D...] -- TARGET...   configures (if need be) and builds
 #   tandem_mpirun N COMMAND...        runs a command on N ranks; tandem_mpirun_command N sets MPIRUN instead
 #
@@ -17,6 +18,11 @@ TANDEM_PACKAGES=(g++ cmake ninja-build ccache libopenmpi-dev openmpi-bin libcli1
 TANDEM_WHEELS=(torch==2.11.0 nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
 # Another release of LibTorch, beside the default one: set by scripts/test --libtorch.
 TANDEM_LIBTORCH_VERSION=""
+# PyTorch itself, for scripts/bench --peers: what `import torch` and Gloo load, without compilers.
+TANDEM_PEER_WHEELS=(torch==2.11.0 nvidia-cudnn-cu13==9.19.0.56 nvidia-cusparselt-cu13==0.8.0
+  nvidia-nccl-cu13==2.28.9 nvidia-nvshmem-cu13==3.4.5)
+TANDEM_PEER_PACKAGES=("cuda-toolkit[cublas,cudart,cufft,cufile,cupti,curand,cusparse,nvjitlink]==13.0.2"
+  typing-extensions==4.15.0 filelock==4.3.1 sympy==1.14.0 networkx==3.6 jinja2==3.1.6 fsspec==2026.9.0)
 TANDEM_LOG=$TANDEM_ROOT/.cache/setup.log
 
 tandem_say() { printf '==> %s\n' "$*" >&2; }
@@ -164,6 +170,21 @@ PYTHON
     touch "$stamp"
   fi
   TANDEM_LIBTORCH=$(compgen -G "$venv/lib/python3*/site-packages/torch")
+# PyTorch with Python in .venv-peers: an environment of its own, so that the library's stays small.
+tandem_install_peers() {
+  local venv=$TANDEM_ROOT/.venv-peers wanted="${TANDEM_PEER_WHEELS[*]} ${TANDEM_PEER_PACKAGES[*]}" python
+  local install=("$venv/bin/python" -m pip install --no-input --disable-pip-version-check --progress-bar off)
+  if [[ -f $venv/tandem-wheels && $(<"$venv/tandem-wheels") == "$wanted" ]]; then return 0; fi
+  tandem_lock
+  python=/usr/bin/python3
+  [[ -x $python ]] || python=python3
+  if ! { tandem_stage "Python environment .venv-peers" "$python" -m venv --clear "$venv" &&
+    tandem_stage "PyTorch (3 GB) into .venv-peers" "${install[@]}" --no-deps "${TANDEM_PEER_WHEELS[@]}" &&
+    tandem_stage "what PyTorch loads" "${install[@]}" "${TANDEM_PEER_PACKAGES[@]}"; }; then
+    tandem_fail "PyTorch could not be installed into .venv-peers" "All that was said: $TANDEM_LOG"
+  fi
+  printf '%s\n' "$wanted" >"$venv/tandem-wheels"
+  tandem_unlock
 }
 
 tandem_setup() {

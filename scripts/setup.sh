@@ -170,6 +170,8 @@ PYTHON
     touch "$stamp"
   fi
   TANDEM_LIBTORCH=$(compgen -G "$venv/lib/python3*/site-packages/torch")
+}
+
 # PyTorch with Python in .venv-peers: an environment of its own, so that the library's stays small.
 tandem_install_peers() {
   local venv=$TANDEM_ROOT/.venv-peers wanted="${TANDEM_PEER_WHEELS[*]} ${TANDEM_PEER_PACKAGES[*]}" python

@@ -67,7 +67,7 @@ void register_all(World& world) {
       const std::int64_t count = quick() ? std::min<std::int64_t>(wanted, 1'000) : wanted;
       add((bucket_each ? "hooks/a bucket each/" : "hooks/") + std::to_string(wanted) +
               " parameters",
-          kPairs,
+          wanted > 10'000 ? 7 : kPairs,
           [=, &world](benchmark::State& state) { backward(state, world, count, bucket_each); });
     }
   }

@@ -1,32 +1,51 @@
 # Finds a LibTorch folder (include/ and lib/) and makes the imported target LibTorch::torch of it.
 #
-# The folder is, in this order: the cache variable TANDEM_LIBTORCH, the environment variable of the same
-# name, the wheel in the source tree's .venv. LibTorch's own package file is not used: that of a CUDA
-# wheel demands nvcc, while a program for the CPU only needs libtorch_cpu and libc10.
+# The folder is, in this order: the cache variable TANDEM_LIBTORCH; the one that find_package(Torch) has
+# found before, if it was called; the environment variable TANDEM_LIBTORCH; one in CMAKE_PREFIX_PATH; the
+# wheel in the project's .venv. LibTorch's own package file is not read: that of a CUDA wheel demands nvcc,
+# while a program for the CPU only needs libtorch_cpu and libc10.
 #
+# Included by Tandem's own build and, installed, by tandemConfig.cmake. The targets are global: a project
+# that adds Tandem by add_subdirectory links them from folders above.
 # Sets LibTorch_FOUND, LibTorch_VERSION, LibTorch_ROOT_DIR, LibTorch_INCLUDE_DIR.
 
 set(LibTorch_ROOT_DIR "")
+set(LibTorch_NOT_FOUND_MESSAGE "")
 set(_libtorch_origin "")
+set(_libtorch_of_torch "")
+if(Torch_FOUND AND TORCH_INSTALL_PREFIX)
+  get_filename_component(_libtorch_of_torch ${TORCH_INSTALL_PREFIX} REALPATH)
+endif()
 if(TANDEM_LIBTORCH)
   set(LibTorch_ROOT_DIR ${TANDEM_LIBTORCH})
   set(_libtorch_origin "the CMake variable TANDEM_LIBTORCH")
+elseif(_libtorch_of_torch)
+  set(LibTorch_ROOT_DIR ${_libtorch_of_torch})
+  set(_libtorch_origin "find_package(Torch)")
 elseif(DEFINED ENV{TANDEM_LIBTORCH} AND NOT "$ENV{TANDEM_LIBTORCH}" STREQUAL "")
   set(LibTorch_ROOT_DIR $ENV{TANDEM_LIBTORCH})
   set(_libtorch_origin "the environment variable TANDEM_LIBTORCH")
 else()
   file(GLOB _libtorch_wheels ${PROJECT_SOURCE_DIR}/.venv/lib/python3*/site-packages/torch)
-  if(_libtorch_wheels)
-    list(GET _libtorch_wheels 0 LibTorch_ROOT_DIR)
-    set(_libtorch_origin "the local environment .venv")
-  endif()
+  foreach(_dir IN LISTS CMAKE_PREFIX_PATH _libtorch_wheels)
+    if(EXISTS ${_dir}/include/torch/csrc/api/include/torch/torch.h)
+      set(LibTorch_ROOT_DIR ${_dir})
+      set(_libtorch_origin "CMAKE_PREFIX_PATH or the local environment .venv")
+      break()
+    endif()
+  endforeach()
 endif()
 
 if(NOT LibTorch_ROOT_DIR)
   set(LibTorch_NOT_FOUND_MESSAGE
-      "no LibTorch folder is known. Run scripts/demo or scripts/test once (they install one into .venv), or set TANDEM_LIBTORCH to a folder that holds include/ and lib/.")
+      "no LibTorch folder is known. Set TANDEM_LIBTORCH, as a CMake or an environment variable, to a folder that holds include/ and lib/. (In Tandem's own tree scripts/demo and scripts/test install one into .venv.)")
 else()
   get_filename_component(LibTorch_ROOT_DIR ${LibTorch_ROOT_DIR} ABSOLUTE)
+  get_filename_component(_libtorch_real ${LibTorch_ROOT_DIR} REALPATH)
+  if(_libtorch_of_torch AND NOT _libtorch_real STREQUAL _libtorch_of_torch)
+    set(LibTorch_NOT_FOUND_MESSAGE
+        "TANDEM_LIBTORCH is ${LibTorch_ROOT_DIR}, but find_package(Torch) has found ${TORCH_INSTALL_PREFIX}: a program cannot hold two LibTorchs. Unset TANDEM_LIBTORCH.")
+  endif()
   set(LibTorch_INCLUDE_DIR ${LibTorch_ROOT_DIR}/include)
   set(_libtorch_lib ${LibTorch_ROOT_DIR}/lib)
   foreach(_file include/ATen/ATen.h include/torch/csrc/api/include/torch/torch.h lib/libtorch_cpu.so lib/libc10.so)
@@ -69,7 +88,7 @@ if(NOT LibTorch_NOT_FOUND_MESSAGE)
               NO_DEFAULT_PATH NO_CACHE)
     if(NOT _libtorch_cuda_file)
       set(LibTorch_NOT_FOUND_MESSAGE
-          "${_libtorch_lib}/libtorch_cpu.so needs ${_name}, which is neither beside it nor in ../nvidia/cu13/lib. Install the packages nvidia-cuda-runtime and nvidia-cuda-cupti of the same CUDA release into the same Python environment, or unset TANDEM_LIBTORCH and let scripts/demo install a complete set.")
+          "${_libtorch_lib}/libtorch_cpu.so needs ${_name}, which is neither beside it nor in ../nvidia/cu13/lib. Install the packages nvidia-cuda-runtime and nvidia-cuda-cupti of the same CUDA release into the same Python environment, or set LD_LIBRARY_PATH to where they are.")
       break()
     endif()
     get_filename_component(_libtorch_cuda_dir ${_libtorch_cuda_file} REALPATH)
@@ -91,9 +110,9 @@ find_package_handle_standard_args(LibTorch
   REASON_FAILURE_MESSAGE "${LibTorch_NOT_FOUND_MESSAGE}")
 
 if(LibTorch_FOUND AND NOT TARGET LibTorch::torch)
-  add_library(LibTorch::c10 SHARED IMPORTED)
+  add_library(LibTorch::c10 SHARED IMPORTED GLOBAL)
   set_target_properties(LibTorch::c10 PROPERTIES IMPORTED_LOCATION ${_libtorch_lib}/libc10.so)
-  add_library(LibTorch::torch SHARED IMPORTED)
+  add_library(LibTorch::torch SHARED IMPORTED GLOBAL)
   # Imported targets' include folders are system folders: their warnings are not ours.
   set_target_properties(LibTorch::torch PROPERTIES
     IMPORTED_LOCATION ${_libtorch_lib}/libtorch_cpu.so

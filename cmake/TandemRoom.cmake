@@ -36,7 +36,7 @@ function(tandem_room)
     PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(${target}
     PUBLIC ${ROOM_LINKS} Threads::Threads
-    PRIVATE tandem_options)
+    PRIVATE $<BUILD_INTERFACE:tandem_options>)
   if(ROOM_TORCH)
     tandem_use_torch(${target} PRIVATE ${ROOM_WITHOUT_TORCH})
   endif()

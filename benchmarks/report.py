@@ -2,6 +2,7 @@
 """Writes docs/performance.md from what the benchmarks measured (JSON of Google Benchmark, counters of
 benchmarks/paired.h). Called by scripts/bench; standard library only.
 
+    report.py --merge build/bench/step.new build/bench/step.json
     report.py --results build/bench --build build/release --load 0.1 --page docs/performance.md
 """
 
@@ -26,6 +27,17 @@ def load(folder, name):
         if "figure_ms" in row:
             rows[row["name"].split("/iterations:")[0]] = row
     return rows, data["context"]
+
+
+def merge(new, file):
+    """Moves the results `new` into `file`, which keeps its rows that were not measured again."""
+    data = json.loads(new.read_text(encoding="utf-8"))
+    if file.is_file():
+        measured = {row["name"] for row in data["benchmarks"]}
+        old = json.loads(file.read_text(encoding="utf-8"))["benchmarks"]
+        data["benchmarks"] = [row for row in old if row["name"] not in measured] + data["benchmarks"]
+    file.write_text(json.dumps(data, indent=1), encoding="utf-8")
+    new.unlink()
 
 
 def time_of(ms):
@@ -177,17 +189,24 @@ def machine(folder, build, load_before):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--results", type=pathlib.Path, required=True)
-    parser.add_argument("--build", type=pathlib.Path, required=True)
+    parser.add_argument("--merge", type=pathlib.Path, nargs=2, metavar=("NEW", "FILE"))
+    parser.add_argument("--results", type=pathlib.Path)
+    parser.add_argument("--build", type=pathlib.Path)
     parser.add_argument("--load", type=float, default=0.0, help="load of the machine before the run")
-    parser.add_argument("--page", type=pathlib.Path, required=True)
+    parser.add_argument("--page", type=pathlib.Path)
     arguments = parser.parse_args()
-    missed = []
+    if arguments.merge:
+        merge(*arguments.merge)
+        return
+    if not (arguments.results and arguments.build and arguments.page):
+        parser.error("--results, --build and --page are needed to write the page")
+    missed, measured = [], 0
     for file in ("kernels", "kernels_two_copies", "ranks_2", "ranks_3", "step"):
         for name, row in load(arguments.results, file)[0].items():
+            measured += bool(row.get("floor"))
             if row.get("floor") and row["ratio"] < row["floor"]:
                 copies = ", two copies" if file == "kernels_two_copies" else ""
-                missed.append(f"- {name}{copies}: {row['ratio']:.2f} of {row['floor']:.2f}\n")
+                missed.append(f"- {name}{copies}: {row['ratio']:.3f} of {row['floor']:.3f}\n")
     text = ("# Performance\n\n<!-- written by benchmarks/report.py: change that, not this page -->\n\n"
             "`scripts/bench` measures this page again, `scripts/bench --peers` with PyTorch beside it, `--only REGEX` a "
             "part of it\n(`--help` says more). Every figure stands beside the machine's limit for it, measured in "
@@ -197,7 +216,10 @@ def main():
     if "quick" in load(arguments.results, "kernels")[1]:
         text += "**A quick run on little data: the figures mean nothing.**\n\n"
     text += machine(arguments.results, arguments.build, arguments.load) + "\n"
-    text += "Floors missed:\n\n" + "".join(missed) + "\n" if missed else "Every floor is met.\n\n"
+    if missed:
+        text += "Floors missed:\n\n" + "".join(missed) + "\n"
+    elif measured:
+        text += f"All {measured} floors are met.\n\n"
     text += "\n".join(part(arguments.results) for part in (kernels, ranks, hooks, steps))
     arguments.page.parent.mkdir(parents=True, exist_ok=True)
     arguments.page.write_text(text, encoding="utf-8")

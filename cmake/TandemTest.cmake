@@ -27,6 +27,10 @@ elseif(TANDEM_SANITIZE STREQUAL "address")
        "UBSAN_OPTIONS=print_stacktrace=1")
 endif()
 
+# What scripts/test --sanitize builds and runs (target and label `sanitized`): the tests of the rooms, in
+# one process without a launcher, their ranks as threads.
+add_custom_target(sanitized)
+
 # tandem_add_test(<entry> <executable target> <ranks or 0> <timeout s> <argument>...)
 # One ctest entry; ranks 0 runs the program directly. Tests of TANDEM_MPI=OFF never ask for a launcher.
 function(tandem_add_test entry target ranks timeout)
@@ -53,17 +57,21 @@ function(tandem_add_test entry target ranks timeout)
 endfunction()
 
 # tandem_test(NAME test.<room>.<topic> SOURCES <file>... [LINKS <target>...] [RANKS <n>...] [TORCH]
-#             [TIMEOUT <s>])
+#             [TIMEOUT <s>] [NOT_SANITIZED])
 #   RANKS    one ctest entry per number, <name>.np<n>, run by the MPI launcher; without MPI only 1 is run
 #   TORCH    links LibTorch and compiles with the shared precompiled header
-#   TIMEOUT  seconds until a hanging test is ended, 120 by default
+#   TIMEOUT  seconds until a hanging test is ended, 120 by default; sanitizers get three times as much
+#   NOT_SANITIZED  left out by scripts/test --sanitize, for its costs
 function(tandem_test)
-  cmake_parse_arguments(PARSE_ARGV 0 TEST "TORCH" "NAME;TIMEOUT" "SOURCES;LINKS;RANKS")
+  cmake_parse_arguments(PARSE_ARGV 0 TEST "TORCH;NOT_SANITIZED" "NAME;TIMEOUT" "SOURCES;LINKS;RANKS")
   if(TEST_UNPARSED_ARGUMENTS OR NOT TEST_NAME MATCHES "^test\\.")
     message(FATAL_ERROR "tandem_test: bad name '${TEST_NAME}' or unknown arguments '${TEST_UNPARSED_ARGUMENTS}'")
   endif()
   if(NOT TEST_TIMEOUT)
     set(TEST_TIMEOUT 120)
+  endif()
+  if(TANDEM_SANITIZE)
+    math(EXPR TEST_TIMEOUT "3 * ${TEST_TIMEOUT}")
   endif()
   add_executable(${TEST_NAME} ${TEST_SOURCES})
   target_link_libraries(${TEST_NAME} PRIVATE tandem_options ${TEST_LINKS} GTest::gmock GTest::gtest Threads::Threads)
@@ -73,12 +81,19 @@ function(tandem_test)
   if(NOT TEST_RANKS)
     target_link_libraries(${TEST_NAME} PRIVATE GTest::gtest_main)
     tandem_add_test(${TEST_NAME} ${TEST_NAME} 0 ${TEST_TIMEOUT})
-    return()
+    set(entries ${TEST_NAME})
+  else()
+    target_link_libraries(${TEST_NAME} PRIVATE tandem_mpi_main)
+    set(entries "")
+    foreach(ranks IN LISTS TEST_RANKS)
+      if(TANDEM_MPI OR ranks EQUAL 1)
+        tandem_add_test(${TEST_NAME}.np${ranks} ${TEST_NAME} ${ranks} ${TEST_TIMEOUT})
+        list(APPEND entries ${TEST_NAME}.np${ranks})
+      endif()
+    endforeach()
   endif()
-  target_link_libraries(${TEST_NAME} PRIVATE tandem_mpi_main)
-  foreach(ranks IN LISTS TEST_RANKS)
-    if(TANDEM_MPI OR ranks EQUAL 1)
-      tandem_add_test(${TEST_NAME}.np${ranks} ${TEST_NAME} ${ranks} ${TEST_TIMEOUT})
-    endif()
-  endforeach()
+  if(NOT TEST_NOT_SANITIZED AND NOT TANDEM_MPI)
+    add_dependencies(sanitized ${TEST_NAME})
+    set_tests_properties(${entries} PROPERTIES LABELS sanitized)
+  endif()
 endfunction()

@@ -4,6 +4,7 @@
 #
 #   tandem_setup                      Debian packages, and LibTorch in .venv unless TANDEM_LIBTORCH is set
 #   tandem_install_peers              PyTorch with Python in .venv-peers, which scripts/bench --peers compares with
+#   tandem_choose_libtorch VERSION    before tandem_setup: that release, in an environment of its own
 #   tandem_build PRESET [-D...] -- TARGET...   configures (if need be) and builds
 #   tandem_mpirun N COMMAND...        runs a command on N ranks; tandem_mpirun_command N sets MPIRUN instead
 #
@@ -16,7 +17,7 @@ TANDEM_PACKAGES=(g++ cmake ninja-build ccache libopenmpi-dev openmpi-bin libcli1
 # LibTorch's wheel, without its Python dependencies, and the two CUDA libraries that even its CPU library
 # links, in the release that it was built against (CUDA 13.0.2).
 TANDEM_WHEELS=(torch==2.11.0 nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
-# Another release of LibTorch, beside the default one: set by scripts/test --libtorch.
+# Another release of LibTorch, beside the default one: see tandem_choose_libtorch.
 TANDEM_LIBTORCH_VERSION=""
 # PyTorch itself, for scripts/bench --peers: what `import torch` and Gloo load, without compilers.
 TANDEM_PEER_WHEELS=(torch==2.11.0 nvidia-cudnn-cu13==9.19.0.56 nvidia-cusparselt-cu13==0.8.0
@@ -121,53 +122,80 @@ tandem_check_libtorch() {
   export TANDEM_LIBTORCH
 }
 
+# tandem_make_venv FOLDER: a Python environment, made anew unless the one there works.
+tandem_make_venv() {
+  # Debian's python3-venv belongs to /usr/bin/python3, which need not be the first in PATH.
+  local venv=$1 python=/usr/bin/python3
+  [[ -x $python ]] || python=$(command -v python3) || tandem_fail "python3 is missing: install it, then run again"
+  if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+    tandem_stage "Python environment ${venv##*/}" "$python" -m venv --clear "$venv" ||
+      tandem_fail "$python could not make the environment $venv" "On Debian it needs the package python3-venv."
+  fi
+}
+
+# tandem_pip FOLDER TEXT ARGUMENT...: installs into that environment.
+tandem_pip() {
+  local venv=$1 text=$2
+  shift 2
+  tandem_stage "$text into ${venv##*/}: ${*: -1}" \
+    "$venv/bin/python" -m pip install --no-input --disable-pip-version-check --progress-bar off "$@"
+}
+
 tandem_install_libtorch() {
-  local venv=$TANDEM_ROOT/.venv stamp=$TANDEM_ROOT/.venv/tandem-wheels wanted=${TANDEM_WHEELS[*]} python
+  local venv=$TANDEM_ROOT/.venv stamp=$TANDEM_ROOT/.venv/tandem-wheels wanted=${TANDEM_WHEELS[*]}
   # The stamp is written last: an interrupted installation is taken up again.
   if [[ -f $stamp && $(<"$stamp") == "$wanted" ]] &&
     compgen -G "$venv/lib/python3*/site-packages/torch/lib/libtorch_cpu.so" >/dev/null; then
     return 0
   fi
-  # Debian's python3-venv belongs to /usr/bin/python3, which need not be the first in PATH.
-  python=/usr/bin/python3
-  [[ -x $python ]] || python=$(command -v python3) || tandem_fail "python3 is missing: install it, then run again"
-  if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
-    tandem_stage "Python environment .venv" "$python" -m venv --clear "$venv" ||
-      tandem_fail "$python could not make the environment $venv" "On Debian it needs the package python3-venv."
-  fi
-  tandem_stage "LibTorch (1.2 GB) into .venv: ${TANDEM_WHEELS[*]}" \
-    "$venv/bin/python" -m pip install --no-deps --no-input --disable-pip-version-check --progress-bar off \
-    "${TANDEM_WHEELS[@]}" ||
+  tandem_make_venv "$venv"
+  tandem_pip "$venv" "LibTorch (1.2 GB)" --no-deps "${TANDEM_WHEELS[@]}" ||
     tandem_fail "pip could not install LibTorch" \
       "Without a package index: unpack a LibTorch archive and set TANDEM_LIBTORCH to its folder." \
       "All that was said: $TANDEM_LOG"
   printf '%s\n' "$wanted" >"$stamp"
 }
 
-# Another release of LibTorch in an environment of its own; sets TANDEM_LIBTORCH. Which CUDA libraries
-# belong to it, its own metadata say.
-tandem_install_other_libtorch() {
+# tandem_choose_libtorch VERSION: another release than the default one, checked as far as can be before
+# anything is installed.
+tandem_choose_libtorch() {
+  local version=$1
+  [[ $version =~ ^([0-9]+)\.([0-9]+)\.[0-9]+$ ]] ||
+    tandem_fail "--libtorch takes a release such as 2.15.0, not '$version'"
+  if ((BASH_REMATCH[1] < 2 || (BASH_REMATCH[1] == 2 && BASH_REMATCH[2] < 11))); then
+    tandem_fail "LibTorch $version is too old: Tandem needs 2.11 or newer"
+  fi
+  if [[ -n ${TANDEM_LIBTORCH:-} ]]; then
+    tandem_fail "--libtorch $version installs a LibTorch of its own, but TANDEM_LIBTORCH is '$TANDEM_LIBTORCH'" \
+      "Use one of the two."
+  fi
+  if [[ " ${TANDEM_WHEELS[*]} " != *" torch==$version "* ]]; then TANDEM_LIBTORCH_VERSION=$version; fi
+}
+
+# That release in an environment of its own, and with it the two CUDA libraries that its CPU library links,
+# in the release that its own metadata name. Sets TANDEM_LIBTORCH.
+tandem_install_chosen_libtorch() {
   local version=$TANDEM_LIBTORCH_VERSION venv=$TANDEM_ROOT/.venv-libtorch-$TANDEM_LIBTORCH_VERSION cuda
-  local stamp=$venv/tandem-complete pip=("$venv/bin/python" -m pip install --no-input --disable-pip-version-check
-    --progress-bar off)
-  if [[ ! -f $stamp ]]; then
-    tandem_stage "Python environment ${venv##*/}" /usr/bin/python3 -m venv --clear "$venv" ||
-      tandem_fail "python3 could not make the environment $venv" "On Debian it needs the package python3-venv."
-    tandem_stage "LibTorch $version into ${venv##*/}" "${pip[@]}" --no-deps "torch==$version" ||
-      tandem_fail "pip could not install torch==$version: is there such a release?" "All that was said: $TANDEM_LOG"
+  if [[ ! -f $venv/tandem-complete ]]; then
+    tandem_make_venv "$venv"
+    if ! tandem_pip "$venv" LibTorch --no-deps "torch==$version"; then
+      rm -rf "$venv"
+      tandem_fail "pip could not install torch==$version: is there such a release for this Python?" \
+        "All that was said: $TANDEM_LOG"
+    fi
     cuda=$("$venv/bin/python" - <<'PYTHON'
 import importlib.metadata, re
-for requirement in importlib.metadata.requires("torch") or []:
-    found = re.match(r"cuda-toolkit\[[^]]*\](==[0-9.]+)", requirement)
-    if found:
-        print("cuda-toolkit[cudart,cupti]" + found.group(1))
+for requirement in importlib.metadata.requires("torch"):
+    toolkit = re.match(r"cuda-toolkit\[[^]]*\](==[0-9.]+)", requirement)
+    if toolkit:
+        print("cuda-toolkit[cudart,cupti]" + toolkit.group(1))
 PYTHON
     )
     if [[ -n $cuda ]]; then
-      tandem_stage "the CUDA libraries it links: $cuda" "${pip[@]}" "$cuda" ||
+      tandem_pip "$venv" "CUDA libraries that it links" "$cuda" ||
         tandem_fail "pip could not install $cuda" "All that was said: $TANDEM_LOG"
     fi
-    touch "$stamp"
+    touch "$venv/tandem-complete"
   fi
   TANDEM_LIBTORCH=$(compgen -G "$venv/lib/python3*/site-packages/torch")
 }
@@ -193,13 +221,14 @@ tandem_setup() {
   tandem_lock
   : >"$TANDEM_LOG"
   # A wrong folder is said before anything is installed.
-  if [[ -n ${TANDEM_LIBTORCH:-} && -z $TANDEM_LIBTORCH_VERSION ]]; then tandem_check_libtorch; fi
+  if [[ -n ${TANDEM_LIBTORCH:-} ]]; then tandem_check_libtorch; fi
   tandem_install_packages
   if [[ -n $TANDEM_LIBTORCH_VERSION ]]; then
-    tandem_install_other_libtorch
+    tandem_install_chosen_libtorch
     tandem_check_libtorch
+  elif [[ -z ${TANDEM_LIBTORCH:-} ]]; then
+    tandem_install_libtorch
   fi
-  if [[ -z ${TANDEM_LIBTORCH:-} ]]; then tandem_install_libtorch; fi
   tandem_unlock
 }
 

@@ -6,6 +6,7 @@
 1. A code block below the line `<!-- from FILE -->` stands in FILE, line for line.
 2. The scenarios of the table below `<!-- rows of FILE -->` are the rows of FILE, in its order.
 3. Links to files of the tree lead to files that are there.
+4. Commands of scripts/ and .ci/ name a script that is there, with options that stand in its text.
 Called by ctest (checks.readme).
 """
 import pathlib
@@ -18,6 +19,8 @@ BLOCK = re.compile(r"^<!-- from (\S+) -->\n```\w*\n(.*?)^```$", re.M | re.S)
 TABLE = re.compile(r"^<!-- rows of (\S+) -->\n(?:\|[^\n]*\n){2}((?:\|[^\n]*\n)+)", re.M)
 ROW = re.compile(r'^\s*\{"([^"]+)", ', re.M)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)(?:#[^)]*)?\)")
+
+COMMAND = re.compile(r"(?<![\w/.])((?:scripts|\.ci)/\w+)(?![\w/.])((?:[ \t]+[^\s`#]+)*)")
 
 
 def without_indentation(text):
@@ -45,6 +48,14 @@ def errors_of(root, pages, needed):
         for link in LINK.findall(text):
             if not ((root / page).parent / link).exists():
                 errors.append(f"{page}: the link {link} leads nowhere")
+        for script, arguments in COMMAND.findall(text):
+            if not (root / script).is_file():
+                errors.append(f"{page}: there is no {script}")
+                continue
+            known = (root / script).read_text(encoding="utf-8")
+            for option in re.findall(r"--[\w-]+", arguments):
+                if not re.search(rf"{option}(?![\w-])", known):
+                    errors.append(f"{page}: {script} knows no {option}")
     for mark in sorted(needed - found):
         errors.append(f"no '<!-- {mark} FILE -->' was found: there is nothing to check")
     return errors
@@ -52,7 +63,7 @@ def errors_of(root, pages, needed):
 
 def self_test():
     """The check must fail where it should: one true page, and each of its ways to be wrong."""
-    page = "<!-- from a.cpp -->\n```cpp\nint x;\n  int y;\n```\n\n<!-- rows of b.cpp -->\n| s | t |\n|---|---|\n| one | ok |\n| two | ok |\n\n[b](b.cpp)\n"
+    page = "<!-- from a.cpp -->\n```cpp\nint x;\n  int y;\n```\n\n<!-- rows of b.cpp -->\n| s | t |\n|---|---|\n| one | ok |\n| two | ok |\n\n[b](b.cpp)\n\n`scripts/run --fast -R x` runs.\n"
     wrong = {
         "code": page.replace("int x;", "int z;"),
         "order": page.replace("int x;\n  int y;", "int y;\nint x;"),
@@ -60,6 +71,8 @@ def self_test():
         "row left out": page.replace("| two | ok |\n", ""),
         "row renamed": page.replace("| two |", "| three |"),
         "link": page.replace("(b.cpp)", "(c.cpp)"),
+        "script": page.replace("scripts/run", "scripts/walk"),
+        "option": page.replace("--fast", "--faster"),
         "no code": page.replace("from a.cpp", "of a.cpp"),
         "no table": page.replace("rows of b.cpp", "rows b.cpp"),
     }
@@ -67,6 +80,8 @@ def self_test():
         root = pathlib.Path(folder)
         (root / "a.cpp").write_text("// a\n  int x;\n    int y;\n")
         (root / "b.cpp").write_text('  {"one", run},\n  {"two", run},\n')
+        (root / "scripts").mkdir()
+        (root / "scripts/run").write_text("#   --fast   at once\n")
         missed = []
         for name, text in {"": page, **wrong}.items():
             (root / "README.md").write_text(text)

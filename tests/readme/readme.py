@@ -20,7 +20,7 @@ TABLE = re.compile(r"^<!-- rows of (\S+) -->\n(?:\|[^\n]*\n){2}((?:\|[^\n]*\n)+)
 ROW = re.compile(r'^\s*\{"([^"]+)", ', re.M)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)(?:#[^)]*)?\)")
 
-COMMAND = re.compile(r"(?<![\w/.])((?:scripts|\.ci)/\w+)(?![\w/.])((?:[ \t]+[^\s`#]+)*)")
+COMMAND = re.compile(r"(?<![\w/.])((?:scripts|\.ci)/[\w-]+)(?![\w/.])((?:[ \t]+[^\s`#]+)*)")
 
 
 def without_indentation(text):

@@ -18,9 +18,11 @@ endif()
 
 set(TANDEM_TEST_ENVIRONMENT OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS=1
     GTEST_COLOR=no)
+# Nothing is suppressed for ThreadSanitizer: LibTorch is not instrumented, but runs of it on one CPU thread
+# a rank are clean as they are, and to ignore its calls into libc would hide the locks it takes around ours.
 if(TANDEM_SANITIZE STREQUAL "thread")
   list(APPEND TANDEM_TEST_ENVIRONMENT
-       "TSAN_OPTIONS=halt_on_error=0:second_deadlock_stack=1:suppressions=${PROJECT_SOURCE_DIR}/cmake/tsan.supp")
+       TSAN_OPTIONS=second_deadlock_stack=1)
 elseif(TANDEM_SANITIZE STREQUAL "address")
   list(APPEND TANDEM_TEST_ENVIRONMENT
        "LSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/cmake/lsan.supp:print_suppressions=0"

@@ -3,8 +3,8 @@
 # builds. Everything is skipped that is already there, so that a second run costs milliseconds.
 #
 #   tandem_setup                      Debian packages, and LibTorch in .venv unless TANDEM_LIBTORCH is set
-#   tandem_install_peers              PyTorch with Python in .venv-peers, which scripts/bench --peers compares with
 #   tandem_choose_libtorch VERSION    before tandem_setup: that release, in an environment of its own
+#   tandem_install_peers              PyTorch with Python in .venv-peers, which scripts/bench --peers compares with
 #   tandem_build PRESET [-D...] -- TARGET...   configures (if need be) and builds
 #   tandem_mpirun N COMMAND...        runs a command on N ranks; tandem_mpirun_command N sets MPIRUN instead
 #
@@ -137,7 +137,7 @@ tandem_make_venv() {
 tandem_pip() {
   local venv=$1 text=$2
   shift 2
-  tandem_stage "$text into ${venv##*/}: ${*: -1}" \
+  tandem_stage "$text into ${venv##*/}" \
     "$venv/bin/python" -m pip install --no-input --disable-pip-version-check --progress-bar off "$@"
 }
 
@@ -149,7 +149,7 @@ tandem_install_libtorch() {
     return 0
   fi
   tandem_make_venv "$venv"
-  tandem_pip "$venv" "LibTorch (1.2 GB)" --no-deps "${TANDEM_WHEELS[@]}" ||
+  tandem_pip "$venv" "LibTorch (1.2 GB: ${TANDEM_WHEELS[*]})" --no-deps "${TANDEM_WHEELS[@]}" ||
     tandem_fail "pip could not install LibTorch" \
       "Without a package index: unpack a LibTorch archive and set TANDEM_LIBTORCH to its folder." \
       "All that was said: $TANDEM_LOG"
@@ -178,7 +178,7 @@ tandem_install_chosen_libtorch() {
   local version=$TANDEM_LIBTORCH_VERSION venv=$TANDEM_ROOT/.venv-libtorch-$TANDEM_LIBTORCH_VERSION cuda
   if [[ ! -f $venv/tandem-complete ]]; then
     tandem_make_venv "$venv"
-    if ! tandem_pip "$venv" LibTorch --no-deps "torch==$version"; then
+    if ! tandem_pip "$venv" "LibTorch $version" --no-deps "torch==$version"; then
       rm -rf "$venv"
       tandem_fail "pip could not install torch==$version: is there such a release for this Python?" \
         "All that was said: $TANDEM_LOG"
@@ -192,7 +192,7 @@ for requirement in importlib.metadata.requires("torch"):
 PYTHON
     )
     if [[ -n $cuda ]]; then
-      tandem_pip "$venv" "CUDA libraries that it links" "$cuda" ||
+      tandem_pip "$venv" "what it links: $cuda" "$cuda" ||
         tandem_fail "pip could not install $cuda" "All that was said: $TANDEM_LOG"
     fi
     touch "$venv/tandem-complete"

@@ -58,14 +58,15 @@ Trace::~Trace() {
 
 void Trace::start(const std::string& path) {
   const std::string file = path_of_rank(path, rank_, size_);
-  std::ofstream opened(file, std::ios::binary);
-  if (!opened) {  // a recording that runs goes on
+  // Opened without emptying it first: a recording that runs may be for this very file.
+  if (!std::ofstream(file, std::ios::binary | std::ios::app)) {  // what runs goes on
     throw InvalidArgument("World::trace: '" + file +
                           "' cannot be opened for writing; is its folder there?");
   }
   stop();
+  std::ofstream opened(file, std::ios::binary | std::ios::trunc);
   const std::lock_guard lock(mutex_);
-  file_ = std::move(opened);
+  file_ = std::move(opened);  // should it have gone meanwhile, stop() says so
   path_ = file;
   began_ = now();
   on_.store(true, std::memory_order_relaxed);

@@ -49,7 +49,8 @@ class Trace {
   Trace& operator=(Trace&&) = delete;
 
   /// Begins to record for `path`: with several ranks "dir/name.rank<r>.ext". Ends a recording that
-  /// runs, but if the file cannot be opened: then it goes on, and InvalidArgument is thrown.
+  /// runs, also one for the same path, whose file is then replaced; but if the file cannot be
+  /// opened, that one goes on, and InvalidArgument is thrown.
   void start(const std::string& path);
   /// Writes the file and ends; nothing if nothing is recorded. Throws SystemError if writing fails.
   void stop();

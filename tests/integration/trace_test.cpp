@@ -226,6 +226,22 @@ TEST(Trace, GoesOnIfTheNextCannotStart) {
   EXPECT_EQ(named(read(folder.file("t.json")), "event").size(), 1U);
 }
 
+TEST(Trace, StartsAnewInTheSameFile) {
+  const Folder folder;
+  const std::string path = folder.file("t.json");
+  engine::Trace trace(0, 1);
+  trace.start(path);
+  for (int i = 0; i < 1000; ++i) {
+    trace.instant("old", engine::Trace::Row::kUser, {});
+  }
+  trace.start(path);
+  trace.instant("event", engine::Trace::Row::kUser, {});
+  trace.stop();
+  const Json written = read(path);
+  EXPECT_EQ(named(written, "event").size(), 1U);
+  EXPECT_EQ(named(written, "old").size(), 0U);
+}
+
 TEST(Trace, LeavesOutWhatBeganBeforeIt) {
   const Folder folder;
   engine::Trace trace(0, 1);

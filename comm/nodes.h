@@ -23,6 +23,7 @@ class Nodes {
   [[nodiscard]] const std::vector<int>& ranks_of(int node) const {
     return ranks_of_[static_cast<std::size_t>(node)];
   }
+  [[nodiscard]] bool is_first(int rank) const { return ranks_of(node_of(rank)).front() == rank; }
   [[nodiscard]] bool together(int a, int b) const { return node_of(a) == node_of(b); }
   /// The rank of `node` that receives what `source`, of another node, has for all of them.
   [[nodiscard]] int relay(int source, int node) const;

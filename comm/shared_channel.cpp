@@ -47,8 +47,8 @@ std::shared_ptr<Segment> SharedChannel::make_segment(const ChannelSpec& spec,
   const ChannelLayout layout(spec);
   const auto segment = Segment::create("engine '" + spec.name + "', rank " + std::to_string(rank),
                                        layout.segment_bytes);
-  const bool first = nodes.ranks_of(nodes.node_of(rank)).front() == rank;
-  segment->commit(0, spec.share_parameters && !first ? layout.parameters_at : layout.staging_at);
+  const bool elsewhere = spec.share_parameters && !nodes.is_first(rank);
+  segment->commit(0, elsewhere ? layout.parameters_at : layout.staging_at);
   new (segment->data()) Head();
   return segment;
 }

@@ -224,11 +224,9 @@ std::shared_ptr<EngineCore> WorldState::register_engine(const Named& parameters,
     core->index = static_cast<int>(cores_.size());
     index_of_[core->serial] = core->index;
     cores_.push_back(core);
-    std::vector<std::string> parameter_names;
-    for (const zero::ParameterInfo& info : core->infos) {
-      parameter_names.push_back(info.name);
+    if (trace_->on()) {
+      name_in_trace(*core);
     }
-    trace_->name_engine(core->serial, core->name, std::move(parameter_names));
 
     GateSay largest;
     largest.tunables.resize(static_cast<std::size_t>(sequencer_.shape().groups));
@@ -293,9 +291,7 @@ void WorldState::broadcast_values(EngineCore& core) {
 }
 
 bool WorldState::owns_parameter_memory(const EngineCore& core) const {
-  const comm::Nodes& nodes = rendezvous_->nodes();
-  return !core.options.share_parameters_on_node ||
-         nodes.ranks_of(nodes.node_of(group_.rank)).front() == group_.rank;
+  return !core.options.share_parameters_on_node || rendezvous_->nodes().is_first(group_.rank);
 }
 
 void WorldState::retire_engine(EngineCore& core) {

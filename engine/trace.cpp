@@ -81,7 +81,7 @@ void Trace::stop() {
     if (!on_.exchange(false, std::memory_order_relaxed)) return;
     events.swap(events_);
     dropped = std::exchange(dropped_, 0);
-    engines = engines_;
+    engines.swap(engines_);
   }
   write(events, engines, dropped);
   file_.close();

@@ -55,7 +55,8 @@ class Trace {
   /// Writes the file and ends; nothing if nothing is recorded. Throws SystemError if writing fails.
   void stop();
 
-  /// Names for events of this engine, from now on and before; also while off.
+  /// Names for events of this engine, earlier ones too, until the recording ends that runs or
+  /// begins next: engines come and go, and a trace is rare.
   void name_engine(std::int32_t serial, std::string name, std::vector<std::string> parameters);
 
   [[nodiscard]] bool on() const { return on_.load(std::memory_order_relaxed); }
@@ -102,7 +103,11 @@ class Trace {
 class TraceSpan {
  public:
   TraceSpan(Trace& trace, const char* name, Trace::Row row, const Trace::About& about = {})
-      : trace_(trace), name_(name), row_(row), about_(about), begin_(trace.on() ? now() : -1) {}
+      : trace_(trace),
+        name_(name),
+        row_(row),
+        about_(about),
+        begin_(trace.on() ? Trace::now() : -1) {}
   ~TraceSpan() {
     if (begin_ >= 0) trace_.span(name_, row_, begin_, about_);
   }
@@ -112,8 +117,6 @@ class TraceSpan {
   TraceSpan& operator=(TraceSpan&&) = delete;
 
  private:
-  static std::int64_t now() { return Trace::now(); }
-
   Trace& trace_;
   const char* name_;
   Trace::Row row_;

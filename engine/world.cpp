@@ -147,7 +147,7 @@ std::int64_t World::window() { return state_->window(); }
 MemoryReport World::memory_report() const { return state_->memory_report(); }
 WireReport World::wire_report() const { return state_->wire_report(); }
 std::uint64_t World::parameter_hash() const { return state_->world_parameter_hash(); }
-void World::trace(const std::string& path) { state_->trace().start(path); }
+void World::trace(const std::string& path) { state_->start_trace(path); }
 void World::stop_trace() { state_->trace().stop(); }
 void World::leave() { state_->leave(); }
 void World::close() { state_->close(); }

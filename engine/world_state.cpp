@@ -39,6 +39,24 @@ WorldState::~WorldState() {
   queue_.reset();  // what is enqueued ends by itself: peers are there, or the world is aborted
 }
 
+void WorldState::start_trace(const std::string& path) {
+  const std::lock_guard lock(mutex_);
+  trace_->start(path);
+  for (const auto& core : cores_) {
+    if (!core->retired()) {
+      name_in_trace(*core);
+    }
+  }
+}
+
+void WorldState::name_in_trace(const EngineCore& core) {
+  std::vector<std::string> parameters;
+  for (const zero::ParameterInfo& info : core.infos) {
+    parameters.push_back(info.name);
+  }
+  trace_->name_engine(core.serial, core.name, std::move(parameters));
+}
+
 // Takes merged rounds of the open pass while the user's thread computes. It sleeps while there is
 // nothing to take, and keeps out while the user's thread waits for a round itself.
 void WorldState::progress() {

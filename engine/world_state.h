@@ -104,6 +104,7 @@ class WorldState : public hooks::PassSink {
 
   /// Shared with the queue's jobs. Off until somebody starts it.
   [[nodiscard]] Trace& trace() const { return *trace_; }
+  void start_trace(const std::string& path);
 
   /// Runs `read` under the lock: for accessors of one engine.
   template <class Read>
@@ -176,6 +177,7 @@ class WorldState : public hooks::PassSink {
   void average_buffers(EngineCore& core, const Bits& stepping);
 
   // registration.cpp
+  void name_in_trace(const EngineCore& core);
   void drop_retired();
   void compare_values(Lock& lock, const EngineCore& core, const std::vector<at::Tensor>& tensors);
   void broadcast_values(EngineCore& core);

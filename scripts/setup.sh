@@ -202,15 +202,12 @@ PYTHON
 
 # PyTorch with Python in .venv-peers: an environment of its own, so that the library's stays small.
 tandem_install_peers() {
-  local venv=$TANDEM_ROOT/.venv-peers wanted="${TANDEM_PEER_WHEELS[*]} ${TANDEM_PEER_PACKAGES[*]}" python
-  local install=("$venv/bin/python" -m pip install --no-input --disable-pip-version-check --progress-bar off)
+  local venv=$TANDEM_ROOT/.venv-peers wanted="${TANDEM_PEER_WHEELS[*]} ${TANDEM_PEER_PACKAGES[*]}"
   if [[ -f $venv/tandem-wheels && $(<"$venv/tandem-wheels") == "$wanted" ]]; then return 0; fi
   tandem_lock
-  python=/usr/bin/python3
-  [[ -x $python ]] || python=python3
-  if ! { tandem_stage "Python environment .venv-peers" "$python" -m venv --clear "$venv" &&
-    tandem_stage "PyTorch (3 GB) into .venv-peers" "${install[@]}" --no-deps "${TANDEM_PEER_WHEELS[@]}" &&
-    tandem_stage "what PyTorch loads" "${install[@]}" "${TANDEM_PEER_PACKAGES[@]}"; }; then
+  tandem_make_venv "$venv"
+  if ! { tandem_pip "$venv" "PyTorch (3 GB)" --no-deps "${TANDEM_PEER_WHEELS[@]}" &&
+    tandem_pip "$venv" "what PyTorch loads" "${TANDEM_PEER_PACKAGES[@]}"; }; then
     tandem_fail "PyTorch could not be installed into .venv-peers" "All that was said: $TANDEM_LOG"
   fi
   printf '%s\n' "$wanted" >"$venv/tandem-wheels"

@@ -20,6 +20,12 @@ constexpr std::int64_t kTaskNumel = 64 * kBlock;
 // What a fragment costs besides its elements, in elements: thousands of scalars are work, too.
 constexpr std::int64_t kFragmentCost = 32;
 
+/// What one update number of a group does to an element.
+struct Rule {
+  std::int64_t step = 0;
+  kernels::Update update;
+};
+
 static_assert(kBlock == kernels::kNormBlock, "P2: no norm block straddles two slices");
 
 }  // namespace
@@ -141,21 +147,19 @@ void OptimizerShard::update(std::int32_t bucket, const ParallelFor& parallel) {
     const std::span<const Fragment> fragments =
         fragments_of(shard.task_begin + static_cast<std::size_t>(begin),
                      shard.task_begin + static_cast<std::size_t>(end));
-    // Nearly all parameters of a group have taken the same number of steps: two powers once, not
-    // per parameter.
-    std::size_t group_of_rule = 0;
-    std::int64_t step_of_rule = 0;
-    kernels::Update rule;
+    // Nearly all parameters of a group have taken the same number of steps: two powers once a
+    // group, not per parameter, also where weights and biases of different groups take turns.
+    std::vector<Rule> rules(groups_.size());
     for (const Fragment& fragment : fragments) {
       const auto parameter = static_cast<std::size_t>(fragment.parameter);
       if (!seen_[parameter]) continue;
       const std::size_t group = groups_.group_of(parameter);
-      if (group != group_of_rule || step_counts_[parameter] != step_of_rule) {
-        group_of_rule = group;
-        step_of_rule = step_counts_[parameter];
-        rule = update_at(groups_.settings(group), step_of_rule, grad_factor_);
+      Rule& rule = rules[group];
+      if (step_counts_[parameter] != rule.step) {
+        rule.step = step_counts_[parameter];
+        rule.update = update_at(groups_.settings(group), rule.step, grad_factor_);
       }
-      kernels::update(rule, arrays_of(fragment));
+      kernels::update(rule.update, arrays_of(fragment));
     }
   });
 }

@@ -13,45 +13,21 @@
 namespace tandem::zero {
 namespace {
 
-/// Overrides one setting; throws InvalidArgument where the optimizer has none of that name.
-template <class Set>
-void set_if_given(const std::optional<double>& value,
-                  const char* field,
-                  Optimizer& optimizer,
-                  Set&& set) {
-  if (!value) return;
-  const bool known = std::visit([&](auto& settings) { return set(settings, *value); }, optimizer);
-  if (!known) {
-    throw InvalidArgument(std::string(field) + " is no setting of the engine's optimizer, " +
-                          describe(optimizer));
-  }
-}
-
+/// The optimizer with what the group overrides. Throws InvalidArgument for what it does not have.
 Optimizer settings_of(const ParameterGroup& group, Optimizer optimizer) {
-  set_if_given(group.lr, "lr", optimizer, [](auto& o, double value) {
-    o.lr = value;
-    return true;
-  });
-  set_if_given(group.weight_decay, "weight_decay", optimizer, [](auto& o, double value) {
-    o.weight_decay = value;
-    return true;
-  });
-  set_if_given(group.beta1, "beta1", optimizer, [](auto& o, double value) {
-    if constexpr (requires { o.beta1; }) o.beta1 = value;
-    return requires { o.beta1; };
-  });
-  set_if_given(group.beta2, "beta2", optimizer, [](auto& o, double value) {
-    if constexpr (requires { o.beta2; }) o.beta2 = value;
-    return requires { o.beta2; };
-  });
-  set_if_given(group.eps, "eps", optimizer, [](auto& o, double value) {
-    if constexpr (requires { o.eps; }) o.eps = value;
-    return requires { o.eps; };
-  });
-  set_if_given(group.momentum, "momentum", optimizer, [](auto& o, double value) {
-    if constexpr (requires { o.momentum; }) o.momentum = value;
-    return requires { o.momentum; };
-  });
+  const std::pair<const char*, const std::optional<double>&> overrides[] = {
+      {"lr", group.lr},       {"weight_decay", group.weight_decay},
+      {"beta1", group.beta1}, {"beta2", group.beta2},
+      {"eps", group.eps},     {"momentum", group.momentum}};
+  for (const auto& [name, value] : overrides) {
+    if (!value) continue;
+    double* const setting = find_setting(optimizer, name);
+    if (setting == nullptr) {
+      throw InvalidArgument(std::string(name) + " is no setting of the engine's optimizer, " +
+                            describe(optimizer) + "; leave it out");
+    }
+    *setting = *value;
+  }
   check(optimizer);
   return optimizer;
 }
@@ -69,7 +45,8 @@ ParameterGroups::ParameterGroups(const Optimizer& optimizer,
     const std::string name =
         group.name.empty() ? "group" + std::to_string(groups_.size()) : group.name;
     if (!names.insert(name).second) {
-      throw InvalidArgument("parameter group '" + name + "' is given twice");
+      throw InvalidArgument("parameter group '" + name +
+                            "' is given twice; give each group a name of its own");
     }
     if (!group.where) {
       throw InvalidArgument("parameter group '" + name +
@@ -119,22 +96,20 @@ double ParameterGroups::weight_decay(std::size_t group) const {
 }
 
 void ParameterGroups::set_learning_rate(std::size_t group, double lr) {
-  std::vector<Group> changed = groups_;
-  changed[group].own_lr = true;
-  for (std::size_t g = 0; g < changed.size(); ++g) {
-    if (g != group && (group != 0 || changed[g].own_lr)) continue;
-    std::visit([&](auto& settings) { settings.lr = lr; }, changed[g].settings);
-    check(changed[g].settings);
-  }
-  groups_ = std::move(changed);
+  set("lr", &Group::own_lr, group, lr);
 }
 
 void ParameterGroups::set_weight_decay(std::size_t group, double weight_decay) {
+  set("weight_decay", &Group::own_weight_decay, group, weight_decay);
+}
+
+void ParameterGroups::set(const char* name, bool Group::*own, std::size_t group, double value) {
   std::vector<Group> changed = groups_;
-  changed[group].own_weight_decay = true;
+  changed[group].*own = true;
   for (std::size_t g = 0; g < changed.size(); ++g) {
-    if (g != group && (group != 0 || changed[g].own_weight_decay)) continue;
-    std::visit([&](auto& settings) { settings.weight_decay = weight_decay; }, changed[g].settings);
+    const bool follows = group == 0 && !(changed[g].*own);
+    if (g != group && !follows) continue;
+    *find_setting(changed[g].settings, name) = value;
     check(changed[g].settings);
   }
   groups_ = std::move(changed);

@@ -49,6 +49,8 @@ class ParameterGroups {
     bool own_weight_decay = false;
   };
 
+  void set(const char* name, bool Group::*own, std::size_t group, double value);
+
   std::vector<Group> groups_;
   std::vector<std::size_t> group_of_;  // per parameter
 };

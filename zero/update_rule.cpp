@@ -12,10 +12,12 @@ namespace {
 
 enum class Range : std::uint8_t { kNotNegative, kBelowOne, kUpToOne, kFlag };
 
+/// A setting where it lies in its optimizer: a number in a range, or a flag.
 struct Field {
   const char* name;
-  double value;
   Range range;
+  double* number;
+  bool* flag = nullptr;
 };
 
 struct Listing {
@@ -23,64 +25,58 @@ struct Listing {
   std::vector<Field> fields;
 };
 
-Listing listing_of(const AdamW& o) {
-  return {"AdamW",
-          {{"lr", o.lr, Range::kNotNegative},
-           {"beta1", o.beta1, Range::kBelowOne},
-           {"beta2", o.beta2, Range::kBelowOne},
-           {"eps", o.eps, Range::kNotNegative},
-           {"weight_decay", o.weight_decay, Range::kNotNegative},
-           {"amsgrad", o.amsgrad ? 1.0 : 0.0, Range::kFlag}}};
+template <class Settings>
+Listing adam_listing(const char* name, Settings& o) {
+  return {name,
+          {{"lr", Range::kNotNegative, &o.lr},
+           {"beta1", Range::kBelowOne, &o.beta1},
+           {"beta2", Range::kBelowOne, &o.beta2},
+           {"eps", Range::kNotNegative, &o.eps},
+           {"weight_decay", Range::kNotNegative, &o.weight_decay},
+           {"amsgrad", Range::kFlag, nullptr, &o.amsgrad}}};
 }
 
-Listing listing_of(const Adam& o) {
-  return {"Adam",
-          {{"lr", o.lr, Range::kNotNegative},
-           {"beta1", o.beta1, Range::kBelowOne},
-           {"beta2", o.beta2, Range::kBelowOne},
-           {"eps", o.eps, Range::kNotNegative},
-           {"weight_decay", o.weight_decay, Range::kNotNegative},
-           {"amsgrad", o.amsgrad ? 1.0 : 0.0, Range::kFlag}}};
-}
+Listing listing_of(AdamW& o) { return adam_listing("AdamW", o); }
+Listing listing_of(Adam& o) { return adam_listing("Adam", o); }
 
-Listing listing_of(const Sgd& o) {
+Listing listing_of(Sgd& o) {
   return {"Sgd",
-          {{"lr", o.lr, Range::kNotNegative},
-           {"momentum", o.momentum, Range::kNotNegative},
-           {"weight_decay", o.weight_decay, Range::kNotNegative},
-           {"dampening", o.dampening, Range::kNotNegative},
-           {"nesterov", o.nesterov ? 1.0 : 0.0, Range::kFlag}}};
+          {{"lr", Range::kNotNegative, &o.lr},
+           {"momentum", Range::kNotNegative, &o.momentum},
+           {"weight_decay", Range::kNotNegative, &o.weight_decay},
+           {"dampening", Range::kNotNegative, &o.dampening},
+           {"nesterov", Range::kFlag, nullptr, &o.nesterov}}};
 }
 
-Listing listing_of(const RmsProp& o) {
+Listing listing_of(RmsProp& o) {
   return {"RmsProp",
-          {{"lr", o.lr, Range::kNotNegative},
-           {"alpha", o.alpha, Range::kUpToOne},
-           {"eps", o.eps, Range::kNotNegative},
-           {"weight_decay", o.weight_decay, Range::kNotNegative},
-           {"momentum", o.momentum, Range::kNotNegative},
-           {"centered", o.centered ? 1.0 : 0.0, Range::kFlag}}};
+          {{"lr", Range::kNotNegative, &o.lr},
+           {"alpha", Range::kUpToOne, &o.alpha},
+           {"eps", Range::kNotNegative, &o.eps},
+           {"weight_decay", Range::kNotNegative, &o.weight_decay},
+           {"momentum", Range::kNotNegative, &o.momentum},
+           {"centered", Range::kFlag, nullptr, &o.centered}}};
 }
 
-Listing listing_of(const Adagrad& o) {
+Listing listing_of(Adagrad& o) {
   return {"Adagrad",
-          {{"lr", o.lr, Range::kNotNegative},
-           {"lr_decay", o.lr_decay, Range::kNotNegative},
-           {"weight_decay", o.weight_decay, Range::kNotNegative},
-           {"initial_accumulator_value", o.initial_accumulator_value, Range::kNotNegative},
-           {"eps", o.eps, Range::kNotNegative}}};
+          {{"lr", Range::kNotNegative, &o.lr},
+           {"lr_decay", Range::kNotNegative, &o.lr_decay},
+           {"weight_decay", Range::kNotNegative, &o.weight_decay},
+           {"initial_accumulator_value", Range::kNotNegative, &o.initial_accumulator_value},
+           {"eps", Range::kNotNegative, &o.eps}}};
 }
 
-Listing listing_of(const Lion& o) {
+Listing listing_of(Lion& o) {
   return {"Lion",
-          {{"lr", o.lr, Range::kNotNegative},
-           {"beta1", o.beta1, Range::kBelowOne},
-           {"beta2", o.beta2, Range::kBelowOne},
-           {"weight_decay", o.weight_decay, Range::kNotNegative}}};
+          {{"lr", Range::kNotNegative, &o.lr},
+           {"beta1", Range::kBelowOne, &o.beta1},
+           {"beta2", Range::kBelowOne, &o.beta2},
+           {"weight_decay", Range::kNotNegative, &o.weight_decay}}};
 }
 
-Listing listing_of(const Optimizer& optimizer) {
-  return std::visit([](const auto& settings) { return listing_of(settings); }, optimizer);
+Listing listing_of(Optimizer& optimizer) {
+  return std::visit([](auto& settings) { return listing_of(settings); }, optimizer);
 }
 
 /// NaN fails every comparison. The kernels compute in fp32, so what overflows there is out of
@@ -88,12 +84,12 @@ Listing listing_of(const Optimizer& optimizer) {
 bool in_range(const Field& field) {
   switch (field.range) {
     case Range::kNotNegative:
-      return field.value >= 0.0 &&
-             field.value <= static_cast<double>(std::numeric_limits<float>::max());
+      return *field.number >= 0.0 &&
+             *field.number <= static_cast<double>(std::numeric_limits<float>::max());
     case Range::kBelowOne:
-      return field.value >= 0.0 && field.value < 1.0;
+      return *field.number >= 0.0 && *field.number < 1.0;
     case Range::kUpToOne:
-      return field.value >= 0.0 && field.value <= 1.0;
+      return *field.number >= 0.0 && *field.number <= 1.0;
     case Range::kFlag:
       return true;
   }
@@ -164,11 +160,12 @@ kernels::Update rule(const Lion& o, std::int64_t /*step*/, double grad_factor) {
 }  // namespace
 
 void check(const Optimizer& optimizer) {
-  const Listing listing = listing_of(optimizer);
+  Optimizer copy = optimizer;
+  const Listing listing = listing_of(copy);
   for (const Field& field : listing.fields) {
     if (in_range(field)) continue;
     std::ostringstream text;
-    text << listing.name << ": " << field.name << " is " << field.value << "; "
+    text << listing.name << ": " << field.name << " is " << *field.number << "; "
          << advice(field.range);
     throw InvalidArgument(text.str());
   }
@@ -180,16 +177,25 @@ void check(const Optimizer& optimizer) {
 }
 
 std::string describe(const Optimizer& optimizer) {
-  const Listing listing = listing_of(optimizer);
+  Optimizer copy = optimizer;
+  const Listing listing = listing_of(copy);
   std::ostringstream text;
   text.precision(17);
   text << listing.name;
   const char* separator = " ";
   for (const Field& field : listing.fields) {
-    text << separator << field.name << " " << field.value;
+    text << separator << field.name << " ";
+    field.flag != nullptr ? text << *field.flag : text << *field.number;
     separator = ", ";
   }
   return text.str();
+}
+
+double* find_setting(Optimizer& optimizer, std::string_view name) {
+  for (const Field& field : listing_of(optimizer).fields) {
+    if (field.name == name) return field.number;
+  }
+  return nullptr;
 }
 
 int states_of(const Optimizer& optimizer) {

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace tandem::zero {
 
@@ -17,6 +18,9 @@ void check(const Optimizer& optimizer);
 
 /// "AdamW lr 0.001, beta1 0.9, ...", every setting, to full precision.
 [[nodiscard]] std::string describe(const Optimizer& optimizer);
+
+/// The number of that name ("lr"), or null where the optimizer has none.
+[[nodiscard]] double* find_setting(Optimizer& optimizer, std::string_view name);
 
 /// fp32 arrays that an element's state takes, and what a state is before the first update.
 [[nodiscard]] int states_of(const Optimizer& optimizer);

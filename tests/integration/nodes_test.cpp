@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <utility>
 
 namespace tandem::testing {
 namespace {
@@ -22,8 +23,7 @@ Scenario dealt_scenario() {
     return Nets{net_of(std::make_shared<Mlp>(8, 257, 8, 1)),
                 net_of(std::make_shared<Mlp>(8, 384, 8, 2, at::kBFloat16))};
   };
-  scenario.average = Average::kMicroBatches;
-  scenario.passes = [](int, int, int world_size) { return 12 / world_size; };
+  scenario = dealt(std::move(scenario));
   scenario.steps = 3;
   return scenario;
 }

@@ -38,48 +38,15 @@ const std::vector<Named>& optimizers() {
 }
 
 Scenario with_optimizer(Scenario scenario, const Optimizer& optimizer) {
-  for (EngineOptions& options : scenario.engines) {
-    options.optimizer = optimizer;
-  }
-  return scenario;
+  return with(std::move(scenario), &EngineOptions::optimizer, optimizer);
 }
 
 Scenario with_groups(Scenario scenario, const std::vector<ParameterGroup>& groups) {
-  for (EngineOptions& options : scenario.engines) {
-    options.groups = groups;
-  }
-  return scenario;
+  return with(std::move(scenario), &EngineOptions::groups, groups);
 }
 
 Scenario with_wire(Scenario scenario, Wire wire) {
-  for (EngineOptions& options : scenario.engines) {
-    options.wire = wire;
-  }
-  return scenario;
-}
-
-Scenario with_remainders(Scenario scenario) {
-  for (EngineOptions& options : scenario.engines) {
-    options.masters = Masters::kRemainder;
-  }
-  return scenario;
-}
-
-/// Twelve micro-batches a step, dealt to the ranks.
-Scenario dealt(Scenario scenario) {
-  scenario.average = Average::kMicroBatches;
-  scenario.passes = [](int, int, int world_size) { return 12 / world_size; };
-  scenario.steps = 4;
-  return scenario;
-}
-
-void expect_same_bits(const Scenario& scenario) {
-  const std::uint64_t expected = trained_hash_on_threads(1, dealt(scenario), patient());
-  on_ranks(options_for(dealt(scenario)),
-           [&](World& world) { EXPECT_EQ(trained_hash(world, dealt(scenario)), expected); });
-  if (launched_ranks() == 1) {
-    EXPECT_EQ(trained_hash_on_threads(4, dealt(scenario), patient()), expected);
-  }
+  return with(std::move(scenario), &EngineOptions::wire, wire);
 }
 
 TEST(Optimizers, FollowTorchOptim) {
@@ -115,13 +82,13 @@ TEST(Optimizers, MayDifferBetweenEngines) {
   scenario.engines[1].optimizer = Sgd{.lr = 0.1, .momentum = 0.9, .nesterov = true};
   scenario.engines[2].optimizer = Adagrad{};
   check(scenario);
-  expect_same_bits(scenario);
+  expect_same_bits(dealt(scenario));
 }
 
 TEST(Optimizers, GiveTheSameBitsOnAnyNumberOfRanks) {
   for (const Named& one : optimizers()) {
     SCOPED_TRACE(one.name);
-    expect_same_bits(with_optimizer(two_engines_in_one_loss(), one.optimizer));
+    expect_same_bits(dealt(with_optimizer(two_engines_in_one_loss(), one.optimizer)));
   }
 }
 
@@ -132,7 +99,7 @@ TEST(ParameterGroups, FollowTorchOptimWithSettingsOfTheirOwn) {
        {.name = "second", .where = name_matches("^second\\."), .lr = 3e-2, .beta1 = 0.8}});
   scenario.schedule = [](int step) { return 1.0 / (1.0 + step); };  // "second" keeps its rate
   check(scenario);
-  expect_same_bits(scenario);
+  expect_same_bits(dealt(scenario));
 }
 
 TEST(ParameterGroups, MixOptimizersWithAndWithoutMomentum) {
@@ -149,7 +116,7 @@ TEST(ParameterTypes, Fp16FollowsTorchOptim) {
     scenario.steps = 5;
     check(in_type(scenario, at::kHalf, {0, 1}));
     check(in_type(scenario, at::kHalf, {1}));
-    expect_same_bits(in_type(scenario, at::kHalf, {0, 1}));
+    expect_same_bits(dealt(in_type(scenario, at::kHalf, {0, 1})));
   }
 }
 
@@ -160,7 +127,8 @@ TEST(ParameterTypes, RemaindersGiveTheBitsOfSeparateMasters) {
         in_type(with_optimizer(two_engines_in_one_loss(), one.optimizer), at::kBFloat16, {0, 1}));
     const std::uint64_t separate = trained_hash_on_threads(1, scenario, patient());
     on_ranks(options_for(scenario), [&](World& world) {
-      EXPECT_EQ(trained_hash(world, with_remainders(scenario)), separate);
+      EXPECT_EQ(trained_hash(world, with(scenario, &EngineOptions::masters, Masters::kRemainder)),
+                separate);
     });
   }
 }
@@ -172,7 +140,7 @@ TEST(WireTypes, RoundGradientsAndNothingElse) {
     scenario.one_graph = false;  // the whole batch's gradient is rounded nowhere
     scenario.steps = 5;
     check(scenario);
-    expect_same_bits(scenario);
+    expect_same_bits(dealt(scenario));
     check(with_wire(in_type(scenario, at::kBFloat16, {0, 1}), wire));
   }
 }

@@ -13,26 +13,6 @@
 namespace tandem::testing {
 namespace {
 
-constexpr int kMicroBatches = 12;
-
-Scenario dealt(Scenario scenario) {
-  scenario.average = Average::kMicroBatches;
-  scenario.passes = [](int, int, int world_size) { return kMicroBatches / world_size; };
-  scenario.steps = 4;
-  return scenario;
-}
-
-/// Hashes of the launcher's world, and alone those of threads, against one rank that does
-/// everything.
-void expect_same_bits(const Scenario& scenario) {
-  const std::uint64_t expected = trained_hash_on_threads(1, scenario, patient());
-  on_ranks(options_for(scenario),
-           [&](World& world) { EXPECT_EQ(trained_hash(world, scenario), expected); });
-  if (launched_ranks() == 1) {
-    EXPECT_EQ(trained_hash_on_threads(4, scenario, patient()), expected);
-  }
-}
-
 TEST(SameBits, OnAnyNumberOfRanks) {
   expect_same_bits(dealt(three_engines_in_one_loss()));
   expect_same_bits(dealt(chained()));

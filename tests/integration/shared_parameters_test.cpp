@@ -21,10 +21,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 Scenario shared(Scenario scenario) {
-  for (EngineOptions& options : scenario.engines) {
-    options.share_parameters_on_node = true;
-  }
-  return scenario;
+  return with(std::move(scenario), &EngineOptions::share_parameters_on_node, true);
 }
 
 /// All ranks on one node, whatever else the tests are told.

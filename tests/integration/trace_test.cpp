@@ -253,6 +253,32 @@ TEST(Trace, LeavesOutWhatBeganBeforeIt) {
   EXPECT_EQ(named(read(folder.file("2.json")), "old").size(), 0U);
 }
 
+// Engines come and go, so that names are not kept for ever; those of living engines are given anew.
+TEST(Trace, ForgetsNamesWithTheirRecording) {
+  const Folder folder;
+  engine::Trace trace(0, 1);
+  trace.name_engine(4, "gone", {"w"});
+  trace.start(folder.file("1.json"));
+  trace.start(folder.file("2.json"));
+  trace.instant("arrival", engine::Trace::Row::kUser, {.engine = 4, .parameter = 0});
+  trace.stop();
+  EXPECT_FALSE(named(read(folder.file("2.json")), "arrival")[0]["args"].contains("engine"));
+
+  std::vector<World> worlds = World::in_process(1, patient());
+  Engine before(worlds[0], mlp(1), {.name = "before"});
+  worlds[0].trace(folder.file("3.json"));
+  worlds[0].trace(folder.file("4.json"));
+  Engine during(worlds[0], mlp(1), {.name = "during"});
+  (before.forward(torch::ones({4, 8})).sum() + during.forward(torch::ones({4, 8})).sum())
+      .backward();
+  worlds[0].stop_trace();
+  std::set<std::string> names;
+  for (const Json& event : named(read(folder.file("4.json")), "forward")) {
+    names.insert(event["args"]["engine"].get<std::string>());
+  }
+  EXPECT_EQ(names, (std::set<std::string>{"before", "during"}));
+}
+
 TEST(Trace, KeepsNamesWithQuotes) {
   const Folder folder;
   engine::Trace trace(0, 1);

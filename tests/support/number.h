@@ -2,11 +2,16 @@
 #pragma once
 
 #include "tests/support/models.h"
+#include <tandem/error.h>
 #include <tandem/tandem.h>
 
 #include <torch/types.h>
 
+#include <gtest/gtest.h>
+
+#include <functional>
 #include <memory>
+#include <string>
 
 namespace tandem::testing {
 
@@ -22,5 +27,23 @@ inline at::Tensor gradient_of(ScaleEngine& engine, double gradient) {
 }
 
 inline float value_of(ScaleEngine& engine) { return engine->w.item<float>(); }
+
+/// What `call` refused, as text; empty if nothing.
+inline std::string refusal(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "";
+}
+
+/// One step of plain SGD with learning rate 1.
+inline void sgd_step(World& world, ScaleEngine& net, double gradient) {
+  const float before = value_of(net);
+  gradient_of(net, gradient).backward();
+  EXPECT_TRUE(world.step().applied);
+  EXPECT_EQ(value_of(net), before - static_cast<float>(gradient));
+}
 
 }  // namespace tandem::testing

@@ -170,11 +170,16 @@ Scenario reversed_on_odd_ranks() {
   return scenario;
 }
 
-Scenario with_sgd(Scenario scenario, double lr, double momentum, double weight_decay) {
-  for (EngineOptions& options : scenario.engines) {
-    options.optimizer = Sgd{.lr = lr, .momentum = momentum, .weight_decay = weight_decay};
-  }
+Scenario dealt(Scenario scenario) {
+  scenario.average = Average::kMicroBatches;
+  scenario.passes = [](int, int, int world_size) { return 12 / world_size; };
+  scenario.steps = 4;
   return scenario;
+}
+
+Scenario with_sgd(Scenario scenario, double lr, double momentum, double weight_decay) {
+  return with(std::move(scenario), &EngineOptions::optimizer,
+              Sgd{.lr = lr, .momentum = momentum, .weight_decay = weight_decay});
 }
 
 Scenario with_micro_batches(Scenario scenario, int passes) {
@@ -184,17 +189,11 @@ Scenario with_micro_batches(Scenario scenario, int passes) {
 }
 
 Scenario with_bucket_bytes(Scenario scenario, std::int64_t bytes) {
-  for (EngineOptions& options : scenario.engines) {
-    options.bucket_bytes = bytes;
-  }
-  return scenario;
+  return with(std::move(scenario), &EngineOptions::bucket_bytes, bytes);
 }
 
 Scenario with_stage(Scenario scenario, int stage) {
-  for (EngineOptions& options : scenario.engines) {
-    options.stage = stage;
-  }
-  return scenario;
+  return with(std::move(scenario), &EngineOptions::stage, stage);
 }
 
 Scenario in_type(Scenario scenario, at::ScalarType dtype, const std::vector<std::size_t>& nets) {

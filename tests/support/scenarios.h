@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 namespace tandem::testing {
@@ -41,6 +42,18 @@ Scenario reversed_on_odd_ranks();
 
 // --- changes ---
 
+/// One option of every engine.
+template <class Option>
+Scenario with(Scenario scenario,
+              Option EngineOptions::*option,
+              const std::type_identity_t<Option>& value) {
+  for (EngineOptions& options : scenario.engines) {
+    options.*option = value;
+  }
+  return scenario;
+}
+/// Four steps of twelve micro-batches, dealt to the ranks: the same ones on 1, 2, 3 and 4.
+Scenario dealt(Scenario scenario);
 Scenario with_sgd(Scenario scenario, double lr, double momentum = 0.0, double weight_decay = 0.0);
 /// `passes` micro-batches of each rank a step, averaged over all of them.
 Scenario with_micro_batches(Scenario scenario, int passes);

@@ -211,4 +211,13 @@ std::uint64_t trained_hash_on_threads(int size, const Scenario& scenario, WorldO
   return hashes.empty() ? 0 : hashes.front();
 }
 
+void expect_same_bits(const Scenario& scenario) {
+  const std::uint64_t expected = trained_hash_on_threads(1, scenario, patient());
+  on_ranks(options_for(scenario),
+           [&](World& world) { EXPECT_EQ(trained_hash(world, scenario), expected); });
+  if (launched_ranks() == 1) {
+    EXPECT_EQ(trained_hash_on_threads(4, scenario, patient()), expected);
+  }
+}
+
 }  // namespace tandem::testing

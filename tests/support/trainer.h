@@ -64,4 +64,8 @@ std::uint64_t trained_hash(World& world, const Scenario& scenario);
 /// The same of a thread world of `size`, after asserting that all its ranks agree.
 std::uint64_t trained_hash_on_threads(int size, const Scenario& scenario, WorldOptions options);
 
+/// Asserts that the launcher's world, and alone those of threads, end with the hash of one rank
+/// that does everything. `scenario` deals the same micro-batches to any number of ranks.
+void expect_same_bits(const Scenario& scenario);
+
 }  // namespace tandem::testing

@@ -180,7 +180,7 @@ void gather(benchmark::State& state, Ranks& ranks, std::int64_t megabytes) {
   const auto gather_once = [&] {
     barrier(*channel);
     return timed([&] {
-      channel->gather(channel->post_gather(), of_rank, "parameters", soon());
+      channel->gather(channel->post_gather({}), of_rank, "parameters", soon());
       channel->wait_gathered_by_all("parameters", soon());
     });
   };

@@ -8,6 +8,9 @@
 //    Nothing is folded from staging that may be overwritten.
 // D3 fold() adds the ranks' slices in rank order (kernels/fold.h F2).
 // D4 Every wait has a deadline and ends at once when the world is aborted.
+// D5 On a device's plane, fold, gather and broadcast are given to its stream and return; what they
+//    read is waited for there (Staging::pending, post_gather), and a mark recorded on the stream
+//    afterwards says when they are done. On the CPU's plane they are done when they return.
 // Thread safety: acquire, post and folded_by_all may be called from any thread, one at a time (the
 // caller's lock); fold, gather and broadcast run on the queue's thread or the step's, one at a
 // time. Called by zero (flat parameters, gradient buckets) and engine.
@@ -17,6 +20,7 @@
 #include "comm/group.h"
 #include "kernels/dtype.h"
 #include "kernels/fold.h"
+#include "kernels/stream.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -34,6 +38,9 @@ struct Staging {
   std::byte* data = nullptr;
   std::size_t bytes = 0;
   std::int32_t slot = -1;
+  /// Work on streams that may still use the memory: from acquire(), what its next writer waits for;
+  /// given to post() and give_back(), what that writer did. Empty on the CPU.
+  kernels::Marks pending = {};
 
   explicit operator bool() const { return data != nullptr; }
 };
@@ -107,7 +114,8 @@ class Channel {
   [[nodiscard]] virtual std::shared_ptr<std::byte> parameters() = 0;
   /// Says that this rank has written its part for the next gather; with share_parameters also that
   /// it reads nothing of what others gather until its gather() returns. Never blocks.
-  virtual std::uint64_t post_gather() = 0;
+  /// `written`: the work that writes it, where it is on streams.
+  virtual std::uint64_t post_gather(const kernels::Marks& written) = 0;
   /// For each peer r in turn: waits for its post of `gather`, then copies its bytes `of_rank(r)` to
   /// the same place here. A part from another node comes to the node once, to one of its ranks,
   /// from which the others copy it. With share_parameters nothing is copied inside a node: this
@@ -135,6 +143,12 @@ class DataPlane {
   virtual ~DataPlane() = default;
   /// Collective. Throws OutOfMemory, SystemError, Timeout: the same on all ranks.
   virtual std::unique_ptr<Channel> open(const ChannelSpec& spec, Deadline deadline) = 0;
+  /// Throws what has failed of the work under way, DeviceError or WorldBroken; nothing if all is
+  /// well. For those who wait on marks.
+  virtual void check() = 0;
+  /// Ends the work under way on the stream as it is, so that its marks complete: a rank is gone or
+  /// late. The plane serves nothing afterwards. Nothing to end on the CPU.
+  virtual void abort() noexcept = 0;
 };
 
 }  // namespace tandem::comm

@@ -333,7 +333,7 @@ std::shared_ptr<std::byte> SharedChannel::parameters() {
   return {segments_[static_cast<std::size_t>(owner)], parameters_of(group_.rank)};
 }
 
-std::uint64_t SharedChannel::post_gather() {
+std::uint64_t SharedChannel::post_gather(const kernels::Marks& /*written*/) {
   const std::uint64_t gather = head(group_.rank).gather_posted.load(std::memory_order_relaxed);
   publish(&Head::gather_posted, gather + 1);
   return gather;

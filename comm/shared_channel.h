@@ -77,7 +77,7 @@ class SharedChannel final : public Channel {
   void trim(int idle_generations) override;
 
   [[nodiscard]] std::shared_ptr<std::byte> parameters() override;
-  std::uint64_t post_gather() override;
+  std::uint64_t post_gather(const kernels::Marks& written) override;
   void gather(std::uint64_t gather,
               const std::function<ByteRange(int rank)>& of_rank,
               const std::string& what,

@@ -274,7 +274,7 @@ void WorldState::broadcast_values(EngineCore& core) {
   if (core.options.broadcast && owns_parameter_memory(core)) {
     core.pack_buffers();
   }
-  const std::uint64_t gather = core.channel->post_gather();
+  const std::uint64_t gather = core.channel->post_gather({});
   const auto end = core.options.broadcast
                        ? static_cast<std::size_t>(core.plan.flat_bytes + core.buffer_bytes)
                        : std::size_t{0};

@@ -274,7 +274,7 @@ void WorldState::update_and_gather(const GateMerged& gate,
         core.shard->update(about.bucket, parallel);
       }
       // The queue copies the peers' slices of this bucket while the next one is updated.
-      const std::uint64_t gather = core.channel->post_gather();
+      const std::uint64_t gather = core.channel->post_gather({});
       queue_->enqueue([shared = cores_[static_cast<std::size_t>(core.index)], b, gather, about,
                        trace = trace_, size = group_.size, until = deadline()] {
         const TraceSpan span(*trace, "gather", Trace::Row::kQueue, about);
@@ -320,7 +320,7 @@ void WorldState::exchange_buffers(EngineCore& core, const Bits& stepping) {
   if (group_.rank == root) {
     core.pack_buffers();
   }
-  const std::uint64_t gather = core.channel->post_gather();
+  const std::uint64_t gather = core.channel->post_gather({});
   const auto begin = static_cast<std::size_t>(core.plan.flat_bytes);
   const auto end = begin + static_cast<std::size_t>(core.buffer_bytes);
   core.channel->gather(

@@ -39,8 +39,9 @@ ARROWS = {
 
 # Parts of kernels/ that rooms other than zero/ may see: what orders and describes work, not what does it.
 KERNELS_SEEN_BY = {
-    "comm": {"queue.h", "handles.h", "check.h", "fold.h", "dtype.h"},
-    "engine": {"queue.h", "handles.h", "check.h", "fold.h", "dtype.h", "norm.h", "superaccumulator.h"},
+    "comm": {"queue.h", "stream.h", "device.h", "check.h", "fold.h", "dtype.h"},
+    "engine": {"queue.h", "stream.h", "device.h", "check.h", "fold.h", "dtype.h", "norm.h",
+               "superaccumulator.h"},
 }
 
 # Public headers that are values, without LibTorch. The classes are the engine room's to implement.

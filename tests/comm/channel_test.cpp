@@ -256,7 +256,7 @@ TEST(SharedChannel, ADeadlineNamesWhatIsMissing) {
     EXPECT_GE(waited, std::chrono::milliseconds(150));
     EXPECT_LT(waited, std::chrono::seconds(20));
     EXPECT_THROW(view.channel.wait_folded_by_all("x", soon()), Timeout);
-    view.channel.post_gather();
+    view.channel.post_gather({});
     EXPECT_THROW(view.channel.wait_gathered_by_all("x", soon()), Timeout);
   });
 }
@@ -280,7 +280,7 @@ TEST(SharedChannel, AnAbortEndsEveryWait) {
     const PostId post = post_nothing(view);
     broken([&] { view.channel.fold(post, 0, 0, nullptr, Accumulator::kContinue, "x", patient()); });
     broken([&] { view.channel.wait_folded_by_all("x", patient()); });
-    const std::uint64_t gather = view.channel.post_gather();
+    const std::uint64_t gather = view.channel.post_gather({});
     broken([&] {
       view.channel.gather(
           gather,
@@ -314,7 +314,7 @@ TEST(SharedChannel, GathersEveryRanksPartInPlaceAndCountsIt) {
         const ByteRange mine = part(view.rank);
         view.channel.wait_gathered_by_all("before writing", patient());
         std::memset(parameters.get() + mine.begin, update + view.rank, mine.end - mine.begin);
-        const std::uint64_t gather = view.channel.post_gather();
+        const std::uint64_t gather = view.channel.post_gather({});
         pause();
         view.channel.gather(gather, part, "parameters", patient());
         for (int rank = 0; rank < size; ++rank) {

@@ -219,7 +219,7 @@ TEST(NodesChannel, AGatherNamesTheRankWhosePartDoesNotCome) {
       return ByteRange{begin, begin + 4096};
     };
     if (view.rank != 2) {
-      const std::uint64_t gather = channel->post_gather();
+      const std::uint64_t gather = channel->post_gather({});
       try {
         channel->gather(gather, part, "parameters of bucket 7", soon());
         ADD_FAILURE() << "rank 2 did not come";
@@ -248,7 +248,7 @@ void gather_again_and_again(RankView view, Channel& channel, int updates) {
     const ByteRange mine = part(view.rank);
     channel.wait_gathered_by_all("before writing", patient());
     std::memset(parameters.get() + mine.begin, update + view.rank, mine.end - mine.begin);
-    const std::uint64_t gather = channel.post_gather();
+    const std::uint64_t gather = channel.post_gather({});
     pause();
     channel.gather(gather, part, "parameters", patient());
     for (int rank = 0; rank < view.size; ++rank) {

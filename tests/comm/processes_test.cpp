@@ -116,7 +116,7 @@ TEST(Processes, RoundsFoldsAndGathersAgreeUnderRandomPauses) {
       channel->fold(post, begin, numel, acc.data(), Accumulator::kFresh, "bucket", patient());
       channel->wait_gathered_by_all("before the update", patient());
       std::memcpy(parameters + begin, acc.data(), acc.size() * sizeof(float));
-      const std::uint64_t gather = channel->post_gather();
+      const std::uint64_t gather = channel->post_gather({});
       channel->gather(gather, part, "parameters", patient());
       for (std::int64_t i = 0; i < kNumel; i += 97) {
         float expected = 0.0F;
@@ -183,7 +183,7 @@ TEST(Processes, NobodyWaitsForARankThatHasGoneOnToCompute) {
   });
   without_rank_0([&] {
     const auto of_rank = [&](int of) { return ByteRange{0, of == 0 ? kBytes : 0}; };
-    channel->gather(channel->post_gather(), of_rank, "parameters", patient());
+    channel->gather(channel->post_gather({}), of_rank, "parameters", patient());
   });
   rendezvous->close(patient());
 }

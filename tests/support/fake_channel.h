@@ -83,7 +83,7 @@ class FakeChannel : public comm::Channel {
   void trim(int) override {}
 
   [[nodiscard]] std::shared_ptr<std::byte> parameters() override { return parameters_; }
-  std::uint64_t post_gather() override { return gathers_++; }
+  std::uint64_t post_gather(const kernels::Marks& /*written*/) override { return gathers_++; }
   void gather(std::uint64_t,
               const std::function<comm::ByteRange(int)>&,
               const std::string&,

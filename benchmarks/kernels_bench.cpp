@@ -1,12 +1,12 @@
 // benchmarks/kernels_bench.cpp: the update of every optimizer, the norm and the fold, on one
 // thread, against the same memory streams without arithmetic.
 #include "benchmarks/paired.h"
+#include "benchmarks/stream_array.h"
 #include "benchmarks/streams.h"
 #include "kernels/fold.h"
 #include "kernels/norm.h"
 #include "kernels/superaccumulator.h"
 #include "kernels/update.h"
-#include "zero/stream_array.h"
 #include "zero/update_rule.h"
 #include <tandem/optimizer.h>
 
@@ -16,8 +16,6 @@
 namespace tandem::benchmarks {
 namespace {
 
-using zero::StreamArray;
-
 constexpr int kPairs = 11;
 constexpr double kUpdateFloor = 0.95;
 constexpr double kNormFloor = 0.9;
@@ -25,7 +23,7 @@ constexpr double kNormFloor = 0.9;
 std::int64_t numel() { return elements(20'000'000); }
 
 template <class Number>
-void fill(const StreamArray<Number>& array, Number value) {
+void fill(const kernels::DeviceArray<Number>& array, Number value) {
   std::fill_n(array.data(), array.numel(), value);
 }
 
@@ -33,12 +31,12 @@ enum class Kind : std::uint8_t { kFp32, kBf16, kBf16Remainder, kFp16 };
 
 void update(benchmark::State& state, const Optimizer& optimizer, Kind kind) {
   const auto states = static_cast<std::size_t>(zero::states_of(optimizer));
-  const StreamArray<float> grad(numel());
-  const StreamArray<float> value(kind == Kind::kBf16Remainder ? 0 : numel());  // or master
-  const StreamArray<std::uint16_t> half(kind == Kind::kFp32 ? 0 : numel());
-  const StreamArray<std::uint16_t> remainder(kind == Kind::kBf16Remainder ? numel() : 0);
-  std::array<StreamArray<float>, kernels::kMaxStates> state_arrays;
-  for (std::size_t k = 0; k < states; ++k) state_arrays[k] = StreamArray<float>(numel());
+  const auto grad = stream_array<float>(numel());
+  const auto value = stream_array<float>(kind == Kind::kBf16Remainder ? 0 : numel());  // or master
+  const auto half = stream_array<std::uint16_t>(kind == Kind::kFp32 ? 0 : numel());
+  const auto remainder = stream_array<std::uint16_t>(kind == Kind::kBf16Remainder ? numel() : 0);
+  std::array<kernels::DeviceArray<float>, kernels::kMaxStates> state_arrays;
+  for (std::size_t k = 0; k < states; ++k) state_arrays[k] = stream_array<float>(numel());
   fill(grad, 1e-3F);
   // What the limit leaves behind is no number that an update should meet, and what one of the two
   // leaves in the caches would favour the other: both find the arrays just written.
@@ -93,7 +91,7 @@ void update(benchmark::State& state, const Optimizer& optimizer, Kind kind) {
 }
 
 void norm(benchmark::State& state) {
-  const StreamArray<float> data(numel());
+  const auto data = stream_array<float>(numel());
   fill(data, 1e-3F);
   Paired paired(kNormFloor);
   for (auto _ : state) {
@@ -110,9 +108,9 @@ void norm(benchmark::State& state) {
 }
 
 void fold_two(benchmark::State& state) {
-  const StreamArray<std::uint16_t> first(numel());
-  const StreamArray<std::uint16_t> second(numel());
-  const StreamArray<float> sum(numel());
+  const auto first = stream_array<std::uint16_t>(numel());
+  const auto second = stream_array<std::uint16_t>(numel());
+  const auto sum = stream_array<float>(numel());
   fill<std::uint16_t>(first, 0x3F80);  // 1.0
   fill<std::uint16_t>(second, 0x4000);
   const std::array<kernels::Slice, 2> slices{

@@ -5,10 +5,10 @@
 // one update of every whole parameter in every rank by the same kernel. Figure and limit are means
 // over the ranks, both begun at a barrier.
 #include "benchmarks/paired.h"
+#include "benchmarks/stream_array.h"
 #include "benchmarks/workloads.h"
 #include "kernels/fold.h"
 #include "kernels/update.h"
-#include "zero/stream_array.h"
 #include "zero/update_rule.h"
 #include <tandem/tandem.h>
 
@@ -22,8 +22,6 @@
 
 namespace tandem::benchmarks {
 namespace {
-
-using zero::StreamArray;
 
 constexpr int kPairs = 9;
 constexpr double kFloor = 1 / 1.10;  // a tenth above the limit at most
@@ -41,10 +39,10 @@ class PlainProgram {
         const std::int64_t numel = parameter.numel();
         Own& own = parameters_.emplace_back();
         own.parameter = parameter;
-        for (auto& state : own.states) state = StreamArray<float>(numel);
+        for (auto& state : own.states) state = stream_array<float>(numel);
         if (parameter.scalar_type() == torch::kFloat32) continue;
-        own.master = StreamArray<float>(numel);
-        own.grad = StreamArray<float>(numel);
+        own.master = stream_array<float>(numel);
+        own.grad = stream_array<float>(numel);
         const torch::Tensor exact = parameter.detach().to(torch::kFloat32).contiguous();
         std::copy_n(exact.data_ptr<float>(), numel, own.master.data());
       }
@@ -64,8 +62,8 @@ class PlainProgram {
  private:
   struct Own {
     torch::Tensor parameter;
-    StreamArray<float> master, grad;
-    std::array<StreamArray<float>, 2> states;
+    kernels::DeviceArray<float> master, grad;
+    std::array<kernels::DeviceArray<float>, 2> states;
   };
 
   static void update(Own& own, const kernels::Update& rule) {

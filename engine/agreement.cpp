@@ -151,6 +151,27 @@ void WorldState::await_event(const kernels::Event& event, const std::string& wha
   }
 }
 
+// For the device's work, which knows no deadline: it is ended here if it does not end by itself.
+void WorldState::await_mark(Lane& lane, const kernels::Mark& mark, const std::string& what) {
+  using namespace std::chrono_literals;
+  if (mark.complete()) {
+    return;
+  }
+  const TraceSpan span(*trace_, "wait for the device", Trace::Row::kUser);
+  const comm::Deadline until = deadline();
+  try {
+    while (!mark.wait_until(std::min(until.at, comm::Clock::now() + 5ms))) {
+      lane.plane->check();
+      if (until.passed()) {
+        time_out(what, {});
+      }
+    }
+  } catch (...) {
+    lane.plane->abort();
+    throw;
+  }
+}
+
 // Waits for the close of the last pass. Inside a graph task: at the opening of the next one.
 void WorldState::wait_until_resolved(Lock& lock) {
   const comm::Deadline until = deadline();

@@ -3,13 +3,12 @@
 #include "zero/update_rule.h"
 #include <tandem/error.h>
 
-#include <ATen/ops/empty_like.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
 
 #define XXH_INLINE_ALL  // header only: nothing to link
 #include <xxhash.h>
 
-#include <cstring>
 #include <sstream>
 #include <utility>
 
@@ -38,28 +37,23 @@ void EngineCore::clear_window() {
   gradients->discard();
 }
 
-const std::byte* EngineCore::bytes_of(std::size_t parameter) const {
-  const std::int32_t bucket = plan.bucket_of[parameter];
-  return parameters->bucket(bucket) + static_cast<std::size_t>(plan.offset_of[parameter]) *
-                                          kernels::bytes_of(infos[parameter].dtype);
+at::Tensor EngineCore::place_of(const Buffer& buffer) const {
+  std::byte* const places = channel->parameters().get() + plan.flat_bytes;
+  return at::from_blob(places + buffer.place, buffer.tensor.sizes(),
+                       buffer.tensor.options().device(lane->where));
 }
 
 void EngineCore::pack_buffers() const {
-  std::byte* place = channel->parameters().get() + plan.flat_bytes;
+  const at::NoGradGuard no_grad;
   for (const Buffer& buffer : buffers) {
-    const at::Tensor values = buffer.tensor.detach().contiguous();
-    std::memcpy(place, values.data_ptr(), values.nbytes());
-    place += values.nbytes();
+    place_of(buffer).copy_(buffer.tensor.detach());
   }
 }
 
 void EngineCore::unpack_buffers() {
-  const std::byte* place = channel->parameters().get() + plan.flat_bytes;
+  const at::NoGradGuard no_grad;
   for (Buffer& buffer : buffers) {
-    const at::Tensor values = at::empty_like(buffer.tensor, at::MemoryFormat::Contiguous);
-    std::memcpy(values.data_ptr(), place, values.nbytes());
-    buffer.tensor.detach().copy_(values);
-    place += values.nbytes();
+    buffer.tensor.detach().copy_(place_of(buffer));
   }
 }
 
@@ -76,6 +70,7 @@ void EngineCore::check_buffers() const {
 }
 
 std::vector<std::string> layout_lines(const EngineCore& core,
+                                      c10::DeviceType device,
                                       const std::optional<zero::ParameterGroups>& groups,
                                       const std::vector<std::string>& buffers) {
   const EngineOptions& options = core.options;
@@ -85,7 +80,7 @@ std::vector<std::string> layout_lines(const EngineCore& core,
        << options.bucket_bytes << ", broadcast " << options.broadcast << ", buffers policy "
        << static_cast<int>(options.buffers) << ", wire " << static_cast<int>(options.wire)
        << ", masters " << static_cast<int>(options.masters) << ", share_parameters_on_node "
-       << options.share_parameters_on_node;
+       << options.share_parameters_on_node << ", on " << c10::DeviceTypeName(device, true);
   lines.push_back(head.str());
   for (std::size_t g = 0; groups && g < groups->size(); ++g) {
     lines.push_back((g == 0 ? "" : "group '" + groups->name(g) + "': ") +
@@ -112,12 +107,20 @@ std::uint64_t hash_lines(const std::vector<std::string>& lines) {
   return XXH3_64bits(text.data(), text.size());
 }
 
+namespace {
+
+/// Of the bits, wherever they lie.
+std::uint64_t hash_of(const at::Tensor& tensor) {
+  const at::Tensor values = tensor.detach().cpu().contiguous();
+  return values.nbytes() == 0 ? 0 : XXH3_64bits(values.const_data_ptr(), values.nbytes());
+}
+
+}  // namespace
+
 std::uint64_t parameter_hash(const EngineCore& core) {
   std::vector<std::uint64_t> parts{hash_lines({core.name}), hash_lines(zero::describe(core.infos))};
-  for (std::size_t p = 0; p < core.parameter_count(); ++p) {
-    const std::size_t bytes =
-        static_cast<std::size_t>(core.infos[p].numel) * kernels::bytes_of(core.infos[p].dtype);
-    parts.push_back(bytes == 0 ? 0 : XXH3_64bits(core.bytes_of(p), bytes));
+  for (const at::Tensor& tensor : core.parameters->tensors()) {
+    parts.push_back(hash_of(tensor));
   }
   return combine_hashes(parts);
 }
@@ -125,9 +128,7 @@ std::uint64_t parameter_hash(const EngineCore& core) {
 std::uint64_t hash_of_values(const std::vector<at::Tensor>& tensors) {
   std::vector<std::uint64_t> parts;
   for (const at::Tensor& tensor : tensors) {
-    const at::Tensor values = tensor.detach().contiguous();
-    parts.push_back(values.nbytes() == 0 ? 0
-                                         : XXH3_64bits(values.const_data_ptr(), values.nbytes()));
+    parts.push_back(hash_of(tensor));
   }
   return combine_hashes(parts);
 }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "comm/data_plane.h"
+#include "engine/lane.h"
 #include "engine/messages.h"
 #include "hooks/pass_tracker.h"
 #include "zero/bucket_plan.h"
@@ -50,12 +51,14 @@ struct EngineCore {
     std::string name;
     at::Tensor tensor;
     std::int64_t bytes = 0;  // when the engine was made: its place is that large
+    std::int64_t place = 0;  // bytes from where the buffers' places begin; a multiple of 16
   };
   std::vector<Buffer> buffers;
   std::uint64_t layout_hash = 0;  // of layout_lines(): what must be equal on all ranks
   zero::BucketPlan plan;
   std::int64_t buffer_bytes = 0;  // packed behind the flat parameters
 
+  Lane* lane = nullptr;  // of the device that the parameters are on; the world's
   // In this order, so that they are destroyed before what they point to.
   std::unique_ptr<comm::Channel> channel;
   std::unique_ptr<zero::FlatParameters> parameters;
@@ -75,19 +78,21 @@ struct EngineCore {
   /// Of each group; of a retired engine zeros.
   [[nodiscard]] std::vector<Tunables> tunables() const;
   void clear_window();
-  /// The bytes of one parameter on this rank, contiguous.
-  [[nodiscard]] const std::byte* bytes_of(std::size_t parameter) const;
-
-  /// Module buffers to and from their place behind the flat parameters.
+  /// Module buffers to and from their places behind the flat parameters, in the order of LibTorch's
+  /// current stream.
   void pack_buffers() const;
   void unpack_buffers();
   /// Throws InvalidArgument if a buffer has outgrown its place or shrunk.
   void check_buffers() const;
+
+ private:
+  [[nodiscard]] at::Tensor place_of(const Buffer& buffer) const;
 };
 
 /// What must agree across ranks for an engine to be made: one line a fact, the name first.
 /// `groups`: none where they were refused.
 std::vector<std::string> layout_lines(const EngineCore& core,
+                                      c10::DeviceType device,
                                       const std::optional<zero::ParameterGroups>& groups,
                                       const std::vector<std::string>& buffers);
 

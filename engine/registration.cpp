@@ -14,6 +14,19 @@ namespace tandem::engine {
 
 namespace {
 
+/// Buffers of any type lie behind each other.
+constexpr std::int64_t kBufferAlign = 16;
+
+/// Where the parameters are; the CPU if there are none.
+c10::Device device_of(const Named& parameters) {
+  for (const auto& [name, tensor] : parameters) {
+    if (tensor.defined()) {
+      return tensor.device();
+    }
+  }
+  return c10::kCPU;
+}
+
 /// The type of a tensor's gradients between ranks; nothing: the parameters' own.
 std::optional<kernels::Dtype> wire_of(const EngineOptions& options) {
   switch (options.wire) {
@@ -41,13 +54,15 @@ std::string what_is_wrong_with(const EngineOptions& options) {
 
 std::string what_is_wrong_with(const std::string& name,
                                const at::Tensor& tensor,
+                               c10::Device device,
                                const EngineOptions& options) {
   std::string fault;
   if (!tensor.defined()) {
     return "parameter '" + name + "' is undefined";
   }
-  if (!tensor.device().is_cpu()) {
-    fault = "is on " + tensor.device().str() + "; this version trains on the CPU";
+  if (tensor.device() != device) {
+    fault = "is on " + tensor.device().str() + ", the parameters before it are on " + device.str() +
+            "; an engine's parameters are on one device";
   } else if (tensor.layout() != at::kStrided) {
     fault = "is not a dense tensor";
   } else if (!zero::dtype_of(tensor)) {
@@ -119,9 +134,13 @@ std::shared_ptr<EngineCore> WorldState::register_engine(const Named& parameters,
       }
     }
     std::vector<at::Tensor> tensors;
+    const c10::Device device = device_of(parameters);
+    if (problem.empty()) {
+      problem = objection_to(device, options);
+    }
     std::set<std::string> names;
     for (const auto& [name, tensor] : parameters) {
-      std::string fault = what_is_wrong_with(name, tensor, options);
+      std::string fault = what_is_wrong_with(name, tensor, device, options);
       if (fault.empty() && !names.insert(name).second) {
         fault = "parameter name '" + name + "' is used twice";
       }
@@ -158,17 +177,18 @@ std::shared_ptr<EngineCore> WorldState::register_engine(const Named& parameters,
       if (!tensor.defined()) {
         continue;  // BatchNorm without running statistics registers empty ones
       }
-      if (!tensor.device().is_cpu() && problem.empty()) {
+      if (tensor.device() != device && problem.empty()) {
         problem = "buffer '" + name + "' is on " + tensor.device().str() +
-                  "; this version trains on the CPU";
+                  ", the parameters are on " + device.str() + "; move the module as a whole";
       }
       std::ostringstream line;
       line << name << " " << c10::toString(tensor.scalar_type()) << " " << tensor.sizes();
       buffer_lines.push_back(line.str());
-      core->buffers.push_back({name, tensor, static_cast<std::int64_t>(tensor.nbytes())});
-      core->buffer_bytes += static_cast<std::int64_t>(tensor.nbytes());
+      const auto bytes = static_cast<std::int64_t>(tensor.nbytes());
+      core->buffers.push_back({name, tensor, bytes, core->buffer_bytes});
+      core->buffer_bytes += (bytes + kBufferAlign - 1) / kBufferAlign * kBufferAlign;
     }
-    std::vector<std::string> said = layout_lines(*core, groups, buffer_lines);
+    std::vector<std::string> said = layout_lines(*core, device.type(), groups, buffer_lines);
     core->layout_hash = hash_lines(said);
     if (!problem.empty()) {
       problem = "engine '" + core->name + "': " + problem;
@@ -196,21 +216,26 @@ std::shared_ptr<EngineCore> WorldState::register_engine(const Named& parameters,
     spec.staging_slots += 2;
     spec.posts_in_flight += 2;
     try {
-      core->channel = data_->open(spec, deadline());
+      core->lane = &lane_on(device);
+      core->channel = core->lane->plane->open(spec, deadline());
     } catch (
         const OutOfMemory&) {  // on all ranks alike, and nothing has changed: the world goes on
       no_memory = std::current_exception();
       return nullptr;
     }
     compare_values(lock, *core, tensors);
+    zero::TorchDevice& torch = *core->lane->torch;
     core->parameters = std::make_unique<zero::FlatParameters>(
-        core->plan, core->channel->parameters(), tensors,
+        core->plan, torch, core->channel->parameters(), tensors,
         owns_parameter_memory(*core) ? zero::Fill::kCopy : zero::Fill::kLeave);
     broadcast_values(*core);
     core->parameters->touch(Bits(core->parameter_count(), true));
-    core->gradients = std::make_unique<zero::GradientBuckets>(core->plan, *core->channel);
-    core->shard = std::make_unique<zero::OptimizerShard>(
-        core->plan, group_, core->channel->parameters().get(), std::move(*groups), options.masters);
+    core->gradients = std::make_unique<zero::GradientBuckets>(core->plan, *core->channel, torch);
+    kernels::Stream& current = torch.current();
+    core->shard = std::make_unique<zero::OptimizerShard>(core->plan, group_, torch.device(),
+                                                         current, core->channel->parameters().get(),
+                                                         std::move(*groups), options.masters);
+    core->lane->stream->wait(current.record());  // and with it whatever comes after a reduction
     core->window.clear(core->parameter_count(), core->bucket_count());
     core->hooks = tracker_->attach_leaves(core->serial, tensors, core->name);
 
@@ -244,6 +269,37 @@ std::shared_ptr<EngineCore> WorldState::register_engine(const Named& parameters,
   return made;
 }
 
+/// The lane of a device, made when its first engine is.
+Lane& WorldState::lane_on(c10::Device device) {
+  for (const auto& lane : lanes_) {
+    if (lane->where == device) {
+      return *lane;
+    }
+  }
+  lanes_.push_back(devices_->open(device, {*rendezvous_, *control_, deadline()}));
+  return *lanes_.back();
+}
+
+std::string WorldState::objection_to(c10::Device device, const EngineOptions& options) const {
+  if (const std::string objection = devices_->objection(device); !objection.empty()) {
+    return "its parameters are on " + device.str() + "; " + objection;
+  }
+  if (device.is_cpu()) {
+    return {};
+  }
+  for (const auto& lane : lanes_) {
+    if (!lane->where.is_cpu() && lane->where != device) {
+      return "its parameters are on " + device.str() + ", those of another engine on " +
+             lane->where.str() + "; a rank trains on one GPU (and the CPU): start a rank for each";
+    }
+  }
+  if (options.share_parameters_on_node) {
+    return "share_parameters_on_node is for engines on the CPU; its parameters are on " +
+           device.str();
+  }
+  return {};
+}
+
 /// Without a broadcast every rank shows that it holds rank 0's parameters already.
 void WorldState::compare_values(Lock& lock,
                                 const EngineCore& core,
@@ -274,7 +330,8 @@ void WorldState::broadcast_values(EngineCore& core) {
   if (core.options.broadcast && owns_parameter_memory(core)) {
     core.pack_buffers();
   }
-  const std::uint64_t gather = core.channel->post_gather({});
+  kernels::Stream& current = core.lane->torch->current();
+  const std::uint64_t gather = core.channel->post_gather({current.record()});
   const auto end = core.options.broadcast
                        ? static_cast<std::size_t>(core.plan.flat_bytes + core.buffer_bytes)
                        : std::size_t{0};
@@ -285,6 +342,9 @@ void WorldState::broadcast_values(EngineCore& core) {
       },
       "initial parameters", deadline());
   core.channel->wait_gathered_by_all("initial parameters", deadline());
+  const kernels::Mark gathered = core.lane->stream->record();
+  await_mark(*core.lane, gathered, "initial parameters of engine '" + core.name + "'");
+  current.wait(gathered);
   if (core.options.broadcast) {
     core.unpack_buffers();
   }
@@ -318,7 +378,14 @@ void WorldState::drop_retired() {
       // The module's tensors may keep the segment for long: staging in it goes back now.
       core->gradients->discard();
       core->channel->trim(0);
-      // Folds that are still enqueued keep the old object, and with it the memory, until they ran.
+      // Folds that are still enqueued keep the old object, and with it the memory, until they ran;
+      // and this until the device has done what it was given.
+      queue_->enqueue([core, used = core->lane->torch->current().record(), lane = core->lane,
+                       until = deadline()] {
+        if (!(used.wait_until(until.at) && lane->stream->record().wait_until(until.at))) {
+          lane->plane->abort();
+        }
+      });
       auto husk = std::make_shared<EngineCore>();
       husk->serial = core->serial;
       husk->index = core->index;

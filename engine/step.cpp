@@ -5,10 +5,6 @@
 #include "kernels/superaccumulator.h"
 #include <tandem/error.h>
 
-#include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -37,10 +33,6 @@ class Stopwatch {
  private:
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
-
-void parallel(std::int64_t count, const std::function<void(std::int64_t, std::int64_t)>& body) {
-  at::parallel_for(0, count, 1, body);
-}
 
 /// torch.nn.utils.clip_grad_norm_: max_norm / (norm + 1e-6), at most 1.
 double clip_factor(double norm, double clip_norm) {
@@ -133,10 +125,16 @@ StepResult WorldState::perform_step(Lock& lock, const GateMerged& gate) {
   return result;
 }
 
+// The host waits until the reductions are done on the CPU, and given to their stream on a device;
+// there the step's stream waits for them.
 void WorldState::wait_for_reductions(StepTimes& times) {
   const TraceSpan span(*trace_, "exposed reductions", Trace::Row::kUser);
   Stopwatch watch;
   await_event(queue_->record(), "reductions before the step");
+  for (const auto& lane : lanes_) {
+    lane->step = &lane->torch->current();
+    lane->step->wait(lane->stream->record());
+  }
   times.exposed = watch.lap();
   const double busy = queue_->busy_seconds();
   times.reduction = busy - std::exchange(busy_at_last_step_, busy);
@@ -201,10 +199,19 @@ std::vector<WorldState::Part> WorldState::gather_parts(const GateMerged& gate) c
 void WorldState::joint_norm(Lock& lock, std::vector<Part>& parts, StepResult& result) {
   const TraceSpan span(*trace_, "norm", Trace::Row::kUser);
   Stopwatch watch;
+  for (Part& part : parts) {
+    if (!part.unseen) {
+      part.core->shard->sum_squares(*part.core->lane->step, part.seen);
+    }
+  }
+  for (const auto& lane : lanes_) {  // the one time in a step that the host waits for a device
+    await_mark(*lane, lane->step->record(),
+               "the reductions and their norm, on " + lane->where.str());
+  }
   comm::Message words;
   for (Part& part : parts) {
     if (!part.unseen) {
-      part.core->shard->add_sum_of_squares(part.seen, part.squares, parallel);
+      part.core->shard->add_squares_to(part.squares);
     }
     part.squares.normalize();
     const auto mine = part.squares.words();
@@ -258,7 +265,8 @@ void WorldState::update_and_gather(const GateMerged& gate,
           "(this is said once)\n",
           core.name.c_str());
     }
-    core.shard->begin_update(part.seen, result.clip_factor / part.denominator);
+    kernels::Stream& stream = *core.lane->step;
+    core.shard->begin_update(stream, part.seen, result.clip_factor / part.denominator);
     for (std::size_t b = 0; b < core.bucket_count(); ++b) {
       const zero::BucketLayout& bucket = core.plan.buckets[b];
       const bool stepped = std::any_of(bucket.placements.begin(), bucket.placements.end(),
@@ -271,10 +279,10 @@ void WorldState::update_and_gather(const GateMerged& gate,
       const Trace::About about{.engine = core.serial, .bucket = static_cast<std::int32_t>(b)};
       {
         const TraceSpan span(*trace_, "update", Trace::Row::kUser, about);
-        core.shard->update(about.bucket, parallel);
+        core.shard->update(stream, about.bucket);
       }
-      // The queue copies the peers' slices of this bucket while the next one is updated.
-      const std::uint64_t gather = core.channel->post_gather({});
+      // The queue gathers the peers' slices of this bucket while the next one is updated.
+      const std::uint64_t gather = core.channel->post_gather({stream.record()});
       queue_->enqueue([shared = cores_[static_cast<std::size_t>(core.index)], b, gather, about,
                        trace = trace_, size = group_.size, until = deadline()] {
         const TraceSpan span(*trace, "gather", Trace::Row::kQueue, about);
@@ -302,73 +310,23 @@ void WorldState::update_and_gather(const GateMerged& gate,
       part.core->parameters->touch(part.seen);
     }
   }
+  hand_parameters_to_torch();
   busy_at_last_step_ = queue_->busy_seconds();  // gathers are no reductions
   result.times.gather = watch.lap();
 }
 
-/// Module buffers follow the engine's policy after an applied step. `stepping`: ranks whose buffers
-/// are up to date; those that have left only receive.
-void WorldState::exchange_buffers(EngineCore& core, const Bits& stepping) {
-  if (core.buffers.empty() || group_.size == 1 || core.options.buffers == BufferPolicy::kLeave) {
-    return;
-  }
-  if (core.options.buffers == BufferPolicy::kAverage) {
-    average_buffers(core, stepping);
-  }
-  const auto root =
-      static_cast<int>(std::find(stepping.begin(), stepping.end(), true) - stepping.begin());
-  if (group_.rank == root) {
-    core.pack_buffers();
-  }
-  const std::uint64_t gather = core.channel->post_gather({});
-  const auto begin = static_cast<std::size_t>(core.plan.flat_bytes);
-  const auto end = begin + static_cast<std::size_t>(core.buffer_bytes);
-  core.channel->gather(
-      gather,
-      [&](int rank) {
-        return rank == root ? comm::ByteRange{begin, end} : comm::ByteRange{};
-      },
-      "module buffers", deadline());
-  core.unpack_buffers();
-}
-
-/// Floating-point buffers become their mean over the stepping ranks, summed in rank order in fp32;
-/// the first one's copy of it is what exchange_buffers() then hands to everyone.
-void WorldState::average_buffers(EngineCore& core, const Bits& stepping) {
-  std::int64_t numel = 0;
-  for (const auto& [name, buffer, bytes] : core.buffers) {
-    numel += buffer.is_floating_point() ? buffer.numel() : 0;
-  }
-  if (numel == 0) {
-    return;
-  }
-  const bool contributes = stepping[static_cast<std::size_t>(group_.rank)];
-  comm::Staging staging = core.channel->acquire(static_cast<std::size_t>(numel) * sizeof(float));
-  const at::Tensor mine = at::from_blob(staging.data, {numel}, at::kFloat);
-  std::int64_t offset = 0;
-  for (const auto& [name, buffer, bytes] : core.buffers) {
-    if (buffer.is_floating_point()) {
-      mine.narrow(0, offset, buffer.numel()).copy_(buffer.detach().reshape({-1}));
-      offset += buffer.numel();
+/// On a device the user's stream waits for the gathers, and the next reductions for the update,
+/// which reads what they write; the host waits for neither.
+void WorldState::hand_parameters_to_torch() {
+  for (const auto& lane : lanes_) {
+    lane->step->wait(lane->stream->record());
+    kernels::Mark done = lane->step->record();
+    lane->stream->wait(done);
+    if (done.state() != nullptr) {
+      lane->watch = {std::move(done), deadline(),
+                     "parameters after step " + std::to_string(updates_ + 1)};
     }
-  }
-  if (!contributes) {
-    core.channel->give_back(std::exchange(staging, {}));
-  }
-  const comm::PostId post =
-      core.channel->post(staging, kernels::Dtype::kFloat32, [&](int /*rank*/) {
-        return comm::ElementRange{0, numel};
-      });
-  const at::Tensor sum = at::empty({numel}, at::kFloat);
-  core.channel->fold(post, 0, numel, sum.data_ptr<float>(), kernels::Accumulator::kFresh,
-                     "module buffers", deadline());
-  sum.div_(static_cast<double>(std::count(stepping.begin(), stepping.end(), true)));
-  offset = 0;
-  for (auto& [name, buffer, bytes] : core.buffers) {
-    if (buffer.is_floating_point()) {
-      buffer.detach().copy_(sum.narrow(0, offset, buffer.numel()).view(buffer.sizes()));
-      offset += buffer.numel();
-    }
+    lane->torch->before_torch();
   }
 }
 

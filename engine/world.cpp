@@ -1,5 +1,6 @@
 // engine/world.cpp: the public World over WorldState.
 #include "comm/launcher.h"
+#include "engine/in_process.h"
 #include "engine/world_state.h"
 #include <tandem/engine.h>
 #include <tandem/world.h>
@@ -8,7 +9,6 @@
 #include <cstdio>
 #include <exception>
 #include <string>
-#include <thread>
 #include <utility>
 
 namespace tandem {
@@ -44,42 +44,12 @@ World World::from_environment(const WorldOptions& options) {
   return World(std::make_shared<engine::WorldState>(
       comm::rendezvous_from_environment(comm::Deadline::after(options.timeout),
                                         options.ranks_per_node),
-      options));
+      options, engine::make_lanes()));
 }
 
 std::vector<World> World::in_process(int size, const WorldOptions& options) {
   check(options);
-  if (size < 1) {
-    throw InvalidArgument("World::in_process: " + std::to_string(size) +
-                          " ranks; there is at least 1");
-  }
-  // Making a world is collective: each rank's side is made on a thread of its own.
-  std::vector<std::unique_ptr<comm::Rendezvous>> rendezvous = comm::make_thread_rendezvous(
-      size, {.ranks_per_node = options.ranks_per_node,
-             .delays = {.seed = options.queue_delay_seed, .max_us = options.queue_delay_us}});
-  std::vector<std::shared_ptr<engine::WorldState>> states(rendezvous.size());
-  std::vector<std::exception_ptr> errors(rendezvous.size());
-  std::vector<std::thread> threads;
-  for (std::size_t rank = 0; rank < rendezvous.size(); ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        states[rank] = std::make_shared<engine::WorldState>(std::move(rendezvous[rank]), options);
-      } catch (...) {
-        errors[rank] = std::current_exception();
-      }
-    });
-  }
-  for (std::thread& thread : threads) {
-    thread.join();
-  }
-  std::vector<World> worlds;
-  for (std::size_t rank = 0; rank < states.size(); ++rank) {
-    if (errors[rank]) {
-      std::rethrow_exception(errors[rank]);
-    }
-    worlds.push_back(World(std::move(states[rank])));
-  }
-  return worlds;
+  return engine::make_in_process(size, options, [](int /*rank*/) { return engine::make_lanes(); });
 }
 
 World::World(std::shared_ptr<engine::WorldState> state)

@@ -7,13 +7,15 @@
 
 namespace tandem::engine {
 
-WorldState::WorldState(std::unique_ptr<comm::Rendezvous> rendezvous, const WorldOptions& options)
+WorldState::WorldState(std::unique_ptr<comm::Rendezvous> rendezvous,
+                       const WorldOptions& options,
+                       std::unique_ptr<Lanes> lanes)
     : options_(options),
       rendezvous_(std::move(rendezvous)),
       group_(rendezvous_->group()),
       trace_(std::make_shared<Trace>(group_.rank, group_.size)),
       control_(comm::make_control_plane(*rendezvous_, deadline())),
-      data_(comm::make_data_plane(*rendezvous_, *control_)),
+      devices_(std::move(lanes)),
       queue_(std::make_unique<kernels::Queue>(
           "reductions",
           kernels::QueueDelays{
@@ -37,6 +39,23 @@ WorldState::~WorldState() {
                     " ended its world without close(), probably by an exception");
   }
   queue_.reset();  // what is enqueued ends by itself: peers are there, or the world is aborted
+  finish_lanes();
+}
+
+// Nothing may be freed that a stream still uses. Work that does not end by itself is ended.
+void WorldState::finish_lanes() noexcept {
+  for (const auto& lane : lanes_) {
+    try {
+      const kernels::Marks marks{lane->torch->current().record(), lane->stream->record()};
+      for (const kernels::Mark& mark : marks) {
+        if (!mark.wait_until(deadline().at)) {
+          lane->plane->abort();
+        }
+        static_cast<void>(mark.wait_until(deadline().at));
+      }
+    } catch (...) {  // NOLINT(bugprone-empty-catch): a device that failed does no more work
+    }
+  }
 }
 
 void WorldState::start_trace(const std::string& path) {
@@ -65,6 +84,7 @@ void WorldState::progress() {
   while (!stopping_) {
     const bool outstanding =
         sequencer_.in_pass() && (!sequencer_.gate_known() || sequencer_.closed() || abandoned_);
+    watch_lanes();
     if (broken_ || touching_ > 0 || !outstanding) {
       // A pass that dies is noted without the lock, so its note can be missed for one turn.
       progress_wanted_.wait_for(lock, sequencer_.in_pass() ? 20ms : 1000ms);
@@ -82,6 +102,30 @@ void WorldState::progress() {
     lock.unlock();
     control_->wait_for_change(seen, comm::Clock::now() + 20ms);
     lock.lock();
+  }
+}
+
+// What users' streams wait for, and the host does not: a rank that is gone leaves its peers'
+// gathers without an end, on which the user would wait in the middle of his own code.
+void WorldState::watch_lanes() {
+  for (const auto& lane : lanes_) {
+    if (!lane->watch) {
+      continue;
+    }
+    try {
+      if (lane->watch->mark.complete()) {
+        lane->watch.reset();
+        continue;
+      }
+      lane->plane->check();
+      if (lane->watch->deadline.passed()) {
+        time_out(lane->watch->what, {});
+      }
+    } catch (const std::exception& error) {
+      lane->watch.reset();
+      break_world(error.what());
+      lane->plane->abort();
+    }
   }
 }
 

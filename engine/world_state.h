@@ -12,14 +12,15 @@
 // W3 Once broken, every call says so; a broken world never communicates again.
 // Files: world_state.cpp (life, progress), agreement.cpp (gates, waits, errors), touches.cpp (the
 // small collective calls), pass.cpp (hooks to sequencer to launches), step.cpp (the step),
-// registration.cpp (engines come and go), parameters.cpp (what users did to parameters),
-// reports.cpp.
+// module_buffers.cpp, registration.cpp (engines come and go), parameters.cpp (what users did to
+// parameters), reports.cpp.
 #pragma once
 
 #include "comm/control_plane.h"
 #include "comm/data_plane.h"
 #include "comm/rendezvous.h"
 #include "engine/engine_core.h"
+#include "engine/lane.h"
 #include "engine/messages.h"
 #include "engine/sequencer.h"
 #include "engine/trace.h"
@@ -51,7 +52,9 @@ using Named = std::vector<std::pair<std::string, at::Tensor>>;
 
 class WorldState : public hooks::PassSink {
  public:
-  WorldState(std::unique_ptr<comm::Rendezvous> rendezvous, const WorldOptions& options);
+  WorldState(std::unique_ptr<comm::Rendezvous> rendezvous,
+             const WorldOptions& options,
+             std::unique_ptr<Lanes> lanes);
   /// Stops the threads; tells the peers if the world was never closed; waits for nobody.
   ~WorldState() override;
   WorldState(const WorldState&) = delete;
@@ -123,6 +126,7 @@ class WorldState : public hooks::PassSink {
   auto await(Lock& lock, comm::RoundId round, const std::string& what, Take&& take);
   comm::Message await_message(Lock& lock, comm::RoundId round, const std::string& what);
   void await_event(const kernels::Event& event, const std::string& what);
+  void await_mark(Lane& lane, const kernels::Mark& mark, const std::string& what);
   void wait_until_resolved(Lock& lock);
   void resolve(Lock& lock);
   void report_failure(Lock& lock);
@@ -173,10 +177,15 @@ class WorldState : public hooks::PassSink {
   void wait_for_reductions(StepTimes& times);
   void joint_norm(Lock& lock, std::vector<Part>& parts, StepResult& result);
   void update_and_gather(const GateMerged& gate, std::vector<Part>& parts, StepResult& result);
+  void hand_parameters_to_torch();
+
+  // module_buffers.cpp
   void exchange_buffers(EngineCore& core, const Bits& stepping);
   void average_buffers(EngineCore& core, const Bits& stepping);
 
   // registration.cpp
+  Lane& lane_on(c10::Device device);
+  [[nodiscard]] std::string objection_to(c10::Device device, const EngineOptions& options) const;
   void name_in_trace(const EngineCore& core);
   void drop_retired();
   void compare_values(Lock& lock, const EngineCore& core, const std::vector<at::Tensor>& tensors);
@@ -187,14 +196,19 @@ class WorldState : public hooks::PassSink {
 
   // world_state.cpp
   void progress();
+  void watch_lanes();
+  void finish_lanes() noexcept;
 
   const WorldOptions options_;
   const std::unique_ptr<comm::Rendezvous> rendezvous_;
   const comm::Group group_;
   const std::shared_ptr<Trace> trace_;
   std::unique_ptr<comm::ControlPlane> control_;
-  std::unique_ptr<comm::DataPlane> data_;
-  std::unique_ptr<kernels::Queue> queue_;  // folds during backward, gathers during the step
+  const std::unique_ptr<Lanes> devices_;
+  std::vector<std::unique_ptr<Lane>> lanes_;  // one a device, in the order of their first engines
+  // Folds during backward, gathers during the step: does them on the CPU, gives them to the lane's
+  // stream on a device. Destroyed before the lanes.
+  std::unique_ptr<kernels::Queue> queue_;
 
   mutable std::mutex mutex_;
   Sequencer sequencer_;

@@ -99,4 +99,24 @@ class Device {
       std::vector<UpdateArrays> fragments, std::vector<std::size_t> bucket_ends) = 0;
 };
 
+/// [numel] zeros of a device's memory.
+template <typename Number>
+class DeviceArray {
+ public:
+  DeviceArray() = default;
+  DeviceArray(Device& device, std::int64_t numel)
+      : numel_(numel), memory_(device.allocate(bytes())) {}
+
+  [[nodiscard]] Number* data() const { return reinterpret_cast<Number*>(memory_.get()); }
+  [[nodiscard]] std::int64_t numel() const { return numel_; }
+  [[nodiscard]] bool empty() const { return numel_ == 0; }
+  [[nodiscard]] std::size_t bytes() const {
+    return static_cast<std::size_t>(numel_) * sizeof(Number);
+  }
+
+ private:
+  std::int64_t numel_ = 0;
+  std::shared_ptr<std::byte> memory_;
+};
+
 }  // namespace tandem::kernels

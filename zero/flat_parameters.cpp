@@ -10,7 +10,6 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-#include <cstring>
 #include <optional>
 #include <span>
 #include <utility>
@@ -61,6 +60,7 @@ struct FlatParameters::Impl {
 };
 
 FlatParameters::FlatParameters(const BucketPlan& plan,
+                               const TorchDevice& device,
                                std::shared_ptr<std::byte> memory,
                                std::vector<at::Tensor> tensors,
                                Fill fill)
@@ -73,27 +73,25 @@ FlatParameters::FlatParameters(const BucketPlan& plan,
   impl_->views.resize(impl_->tensors.size());
   for (const BucketLayout& bucket : plan.buckets) {
     impl_->bucket_offsets.push_back(bucket.flat_offset);
-    std::byte* data = impl_->memory.get() + bucket.flat_offset;
-    const auto element = static_cast<std::int64_t>(kernels::bytes_of(bucket.dtype));
     const at::Tensor base =
-        tensor_over(data, std::span(&bucket.numel, 1), bucket.dtype, impl_->memory);
+        device.tensor_over(impl_->memory.get() + bucket.flat_offset, std::span(&bucket.numel, 1),
+                           bucket.dtype, impl_->memory);
     std::int64_t end = 0;  // of the placement before
+    const auto clear_up_to = [&](std::int64_t begin) {
+      if (fill == Fill::kCopy && begin > end) base.narrow(0, end, begin - end).zero_();
+    };
     for (const Placement& placement : bucket.placements) {
       const auto i = static_cast<std::size_t>(placement.parameter);
       const at::Tensor& tensor = impl_->tensors[i];
       TANDEM_ASSERT(tensor.numel() == placement.numel, "L1 the plan is of these tensors");
       TANDEM_ASSERT(tensor.scalar_type() == base.scalar_type(), "L1 the plan is of these tensors");
-      if (fill == Fill::kCopy) {
-        std::memset(data + end * element, 0,
-                    static_cast<std::size_t>((placement.offset - end) * element));
-      }
+      clear_up_to(placement.offset);
       end = placement.offset + placement.numel;
       impl_->views[i] = base.narrow(0, placement.offset, placement.numel).view(tensor.sizes());
       if (fill == Fill::kCopy) impl_->views[i].copy_(tensor);
       impl_->view(i);
     }
-    if (fill == Fill::kLeave) continue;
-    std::memset(data + end * element, 0, static_cast<std::size_t>((bucket.numel - end) * element));
+    clear_up_to(bucket.numel);
   }
 }
 

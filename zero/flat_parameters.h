@@ -11,6 +11,7 @@
 #pragma once
 
 #include "zero/bucket_plan.h"
+#include "zero/torch_device.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -33,8 +34,9 @@ enum class Fill : std::uint8_t {
 class FlatParameters {
  public:
   /// Copies each tensor's values to its place in `memory` (see Fill) and turns the tensor into a
-  /// view of it (shape kept, contiguous). Tensors are leaves on the CPU with the plan's dtypes.
+  /// view of it (shape kept, contiguous). Tensors are leaves on `device` with the plan's dtypes.
   FlatParameters(const BucketPlan& plan,
+                 const TorchDevice& device,
                  std::shared_ptr<std::byte> memory,
                  std::vector<at::Tensor> tensors,
                  Fill fill = Fill::kCopy);

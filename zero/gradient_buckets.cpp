@@ -10,8 +10,8 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-#include <cstring>
 #include <optional>
+#include <span>
 #include <utility>
 
 namespace tandem::zero {
@@ -19,24 +19,14 @@ namespace {
 
 using kernels::Dtype;
 
-/// Adds `numel` elements of `dtype` to `sum`, or writes them there.
-void fold_one(
-    const void* data, Dtype dtype, std::int64_t numel, float* sum, kernels::Accumulator state) {
-  const kernels::Slice slice{data, dtype};
-  kernels::fold(std::span(&slice, 1), numel, sum, state);
-}
-
-/// True if the tensor's memory is its values, one after another.
-bool is_plain(const at::Tensor& tensor) {
-  return tensor.device().is_cpu() && tensor.is_contiguous() && !tensor.is_neg() &&
-         !tensor._is_zerotensor();
-}
-
 }  // namespace
 
-GradientBuckets::GradientBuckets(const BucketPlan& plan, comm::Channel& channel)
+GradientBuckets::GradientBuckets(const BucketPlan& plan,
+                                 comm::Channel& channel,
+                                 TorchDevice& device)
     : plan_(plan),
       channel_(channel),
+      torch_(device),
       main_(plan.buckets.size()),
       late_(plan.buckets.size()),
       placement_of_(plan.bucket_of.size(), 0) {
@@ -99,22 +89,28 @@ void GradientBuckets::put(std::int32_t bucket,
   std::byte* target = buffer.staging.data + static_cast<std::size_t>(placement.offset) * element;
   const bool add = buffer.present[index];
   const bool plain = is_plain(dense);
+  kernels::Stream& stream = torch_.current();
+  enter(buffer, stream);
   if (placement.numel == 0) {
     // Nothing to copy; it has arrived all the same.
   } else if (!add && plain && dtype_of(dense) == dtype) {
-    std::memcpy(target, dense.const_data_ptr(),
-                static_cast<std::size_t>(placement.numel) * element);
+    torch_.device().copy(stream, target, dense.const_data_ptr(),
+                         static_cast<std::size_t>(placement.numel) * element);
+    torch_.keep(dense);
   } else if (const std::optional<Dtype> source = dtype_of(dense); add && plain && source) {
-    fold_one(dense.const_data_ptr(), *source, placement.numel, reinterpret_cast<float*>(target),
-             kernels::Accumulator::kContinue);
+    fold_one(stream, dense.const_data_ptr(), *source, placement.numel,
+             reinterpret_cast<float*>(target), kernels::Accumulator::kContinue);
+    torch_.keep(dense);
   } else {
-    at::Tensor view = tensor_over(target, dense.sizes(), dtype);
+    torch_.before_torch();
+    at::Tensor view = torch_.tensor_over(target, dense.sizes(), dtype, nullptr);
     if (add) {
       view.add_(dense);  // in fp32: the target's type is the wider one
     } else {
       view.copy_(dense);
     }
   }
+  leave(buffer, stream);
   if (!add) {
     buffer.present[index] = true;
     ++buffer.count;
@@ -129,8 +125,53 @@ void GradientBuckets::open(std::int32_t bucket, Buffer& buffer, Dtype dtype) {
   buffer.dtype = dtype;
 }
 
+void GradientBuckets::enter(const Buffer& buffer, kernels::Stream& stream) {
+  bool known = false;
+  for (const Use& use : buffer.uses) {
+    known = known || use.stream == stream.id();
+    if (use.stream != stream.id()) stream.wait(use.mark);
+  }
+  if (!known) stream.wait(buffer.staging.pending);
+}
+
+void GradientBuckets::leave(Buffer& buffer, kernels::Stream& stream) {
+  kernels::Mark mark = stream.record();
+  if (mark.state() == nullptr) return;
+  for (Use& use : buffer.uses) {
+    if (use.stream == stream.id()) {
+      use.mark = std::move(mark);
+      return;
+    }
+  }
+  buffer.uses.push_back({stream.id(), std::move(mark)});
+}
+
+comm::Staging GradientBuckets::release(Buffer& buffer) {
+  comm::Staging staging = std::exchange(buffer.staging, {});
+  if (!buffer.uses.empty()) staging.pending.clear();  // every use came after it
+  for (Use& use : buffer.uses) staging.pending.push_back(std::move(use.mark));
+  buffer.uses.clear();
+  return staging;
+}
+
+void GradientBuckets::fold_one(kernels::Stream& stream,
+                               const void* data,
+                               Dtype dtype,
+                               std::int64_t numel,
+                               float* sum,
+                               kernels::Accumulator state) {
+  const kernels::Slice slice{data, dtype};
+  torch_.device().fold(stream, std::span(&slice, 1), numel, sum, state);
+}
+
+/// True if the tensor's memory is its values, one after another, where the buckets are.
+bool GradientBuckets::is_plain(const at::Tensor& tensor) const {
+  return torch_.holds(tensor) && tensor.is_contiguous() && !tensor.is_neg() &&
+         !tensor._is_zerotensor();
+}
+
 void GradientBuckets::clear(Buffer& buffer) {
-  if (buffer.staging) channel_.give_back(std::exchange(buffer.staging, {}));
+  if (buffer.staging) channel_.give_back(release(buffer));
   buffer.present.assign(buffer.present.size(), false);
   buffer.count = 0;
 }
@@ -138,17 +179,23 @@ void GradientBuckets::clear(Buffer& buffer) {
 void GradientBuckets::widen(std::int32_t bucket, Buffer& buffer) {
   if (buffer.count == 0 || buffer.dtype == Dtype::kFloat32) return;
   const BucketLayout& layout = plan_.buckets[static_cast<std::size_t>(bucket)];
-  const comm::Staging wide =
-      channel_.acquire(static_cast<std::size_t>(layout.numel) * sizeof(float));
+  comm::Staging wide = channel_.acquire(static_cast<std::size_t>(layout.numel) * sizeof(float));
+  kernels::Stream& stream = torch_.current();
+  enter(buffer, stream);
+  stream.wait(wide.pending);
   for (std::size_t i = 0; i < layout.placements.size(); ++i) {
     const Placement& placement = layout.placements[i];
     if (!buffer.present[i] || placement.numel == 0) continue;
-    fold_one(buffer.staging.data +
+    fold_one(stream,
+             buffer.staging.data +
                  static_cast<std::size_t>(placement.offset) * kernels::bytes_of(buffer.dtype),
              buffer.dtype, placement.numel, reinterpret_cast<float*>(wide.data) + placement.offset,
              kernels::Accumulator::kFresh);
   }
-  channel_.give_back(std::exchange(buffer.staging, wide));
+  leave(buffer, stream);
+  channel_.give_back(release(buffer));
+  buffer.staging = std::move(wide);
+  leave(buffer, stream);
   buffer.dtype = Dtype::kFloat32;
 }
 
@@ -175,13 +222,19 @@ Contribution GradientBuckets::take(std::int32_t bucket, Buffer& buffer, Dtype wi
   if (buffer.count == 0) return {{}, wire};
   const BucketLayout& layout = plan_.buckets[static_cast<std::size_t>(bucket)];
   const std::size_t element = kernels::bytes_of(buffer.dtype);
-  for (std::size_t i = 0; i < layout.placements.size(); ++i) {
-    if (buffer.present[i]) continue;
-    const Placement& placement = layout.placements[i];
-    std::memset(buffer.staging.data + static_cast<std::size_t>(placement.offset) * element, 0,
-                static_cast<std::size_t>(placement.numel) * element);
+  if (buffer.count < static_cast<std::int64_t>(layout.placements.size())) {
+    kernels::Stream& stream = torch_.current();
+    enter(buffer, stream);
+    for (std::size_t i = 0; i < layout.placements.size(); ++i) {
+      if (buffer.present[i]) continue;
+      const Placement& placement = layout.placements[i];
+      torch_.device().zero(
+          stream, buffer.staging.data + static_cast<std::size_t>(placement.offset) * element,
+          static_cast<std::size_t>(placement.numel) * element);
+    }
+    leave(buffer, stream);
   }
-  const Contribution taken{std::exchange(buffer.staging, {}), buffer.dtype};
+  Contribution taken{release(buffer), buffer.dtype};
   clear(buffer);
   return taken;
 }
@@ -198,18 +251,23 @@ void GradientBuckets::add_late_to_main(std::int32_t bucket) {
   widen(bucket, main);
   const std::vector<Placement>& placements =
       plan_.buckets[static_cast<std::size_t>(bucket)].placements;
+  kernels::Stream& stream = torch_.current();
+  enter(main, stream);
+  enter(late, stream);
   const auto* source = reinterpret_cast<const float*>(late.staging.data);
   auto* target = reinterpret_cast<float*>(main.staging.data);
   for (std::size_t i = 0; i < placements.size(); ++i) {
     if (!late.present[i]) continue;
     const std::int64_t offset = placements[i].offset;
-    fold_one(source + offset, Dtype::kFloat32, placements[i].numel, target + offset,
+    fold_one(stream, source + offset, Dtype::kFloat32, placements[i].numel, target + offset,
              main.present[i] ? kernels::Accumulator::kContinue : kernels::Accumulator::kFresh);
     if (!main.present[i]) {
       main.present[i] = true;
       ++main.count;
     }
   }
+  leave(main, stream);
+  leave(late, stream);
   clear(late);
 }
 

@@ -8,12 +8,15 @@
 // G2 take_*() fills what did not arrive with zeros, so that staging never shows old bytes of a
 // parameter.
 //    Padding is left as it is: nobody reads it as a parameter.
+// G3 Work is given to the caller's stream of the moment, which first waits for what other streams
+//    did with the same buffer; a contribution carries the marks of all of them.
 // Thread safety: none; the caller's lock covers every call, the copying included.
 // Called by engine.
 #pragma once
 
 #include "comm/data_plane.h"
 #include "zero/bucket_plan.h"
+#include "zero/torch_device.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -26,8 +29,8 @@ class Tensor;
 
 namespace tandem::zero {
 
-/// What a bucket contributes to one reduction: staging with elements of `wire`. Empty staging:
-/// zeros.
+/// What a bucket contributes to one reduction: staging with elements of `wire`, ready when its
+/// pending work is. Empty staging: zeros.
 struct Contribution {
   comm::Staging staging;
   kernels::Dtype wire = kernels::Dtype::kFloat32;
@@ -35,8 +38,8 @@ struct Contribution {
 
 class GradientBuckets {
  public:
-  /// Both outlive the buckets. Staging sizes: see channel_spec().
-  GradientBuckets(const BucketPlan& plan, comm::Channel& channel);
+  /// All outlive the buckets. Staging sizes: see channel_spec().
+  GradientBuckets(const BucketPlan& plan, comm::Channel& channel, TorchDevice& device);
   ~GradientBuckets();
   GradientBuckets(const GradientBuckets&) = delete;
   GradientBuckets& operator=(const GradientBuckets&) = delete;
@@ -74,8 +77,14 @@ class GradientBuckets {
   static comm::ChannelSpec channel_spec(const BucketPlan& plan, std::string name);
 
  private:
+  /// The last work of a stream on a buffer.
+  struct Use {
+    std::uintptr_t stream = 0;
+    kernels::Mark mark;
+  };
   struct Buffer {
     comm::Staging staging;
+    std::vector<Use> uses;  // one a stream; none on the CPU
     kernels::Dtype dtype = kernels::Dtype::kFloat32;
     std::vector<bool> present;  // per placement of the bucket
     std::int64_t count = 0;     // of present
@@ -87,12 +96,25 @@ class GradientBuckets {
            std::int32_t parameter,
            const at::Tensor& gradient);
   void open(std::int32_t bucket, Buffer& buffer, kernels::Dtype dtype);
+  /// Before and after work of `stream` on a buffer.
+  static void enter(const Buffer& buffer, kernels::Stream& stream);
+  static void leave(Buffer& buffer, kernels::Stream& stream);
+  /// The buffer's staging, with what is pending on it.
+  [[nodiscard]] static comm::Staging release(Buffer& buffer);
+  void fold_one(kernels::Stream& stream,
+                const void* data,
+                kernels::Dtype dtype,
+                std::int64_t numel,
+                float* sum,
+                kernels::Accumulator state);
+  [[nodiscard]] bool is_plain(const at::Tensor& tensor) const;
   void clear(Buffer& buffer);
   void widen(std::int32_t bucket, Buffer& buffer);
   Contribution take(std::int32_t bucket, Buffer& buffer, kernels::Dtype wire);
 
   const BucketPlan& plan_;
   comm::Channel& channel_;
+  TorchDevice& torch_;
   std::vector<Buffer> main_;
   std::vector<Buffer> late_;
   std::vector<std::int32_t> placement_of_;  // per parameter, index in its bucket

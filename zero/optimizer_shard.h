@@ -8,40 +8,38 @@
 // O4 The update of an element depends on (its parameter's state, its gradient sum,
 // scalars) only: the
 //    same bits for every world size and bucket size.
-// Thread safety: fold targets are written by the queue; norm and update run after the queue is
-// done. update() of different buckets may run in parallel; all other calls come one at a time.
+// Thread safety: one call at a time. Fold targets are written by the plane's stream; norm and
+// update are given to a stream that waits for the folds.
 // Called by engine (the step).
 #pragma once
 
 #include "comm/group.h"
+#include "kernels/device.h"
 #include "kernels/superaccumulator.h"
 #include "kernels/update.h"
 #include "zero/bucket_plan.h"
 #include "zero/parameter_groups.h"
 #include "zero/partition.h"
-#include "zero/stream_array.h"
 #include <tandem/options.h>
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <span>
+#include <memory>
 #include <vector>
 
 namespace tandem::zero {
 
-/// Runs body(begin, end) over pieces of [0, count), in parallel or not; every index exactly once.
-using ParallelFor =
-    std::function<void(std::int64_t count, const std::function<void(std::int64_t, std::int64_t)>&)>;
-
 class OptimizerShard {
  public:
-  /// `plan` and `parameters_memory` (the engine's flat parameters, BucketPlan::flat_bytes) outlive
-  /// the shard. Masters are taken over from the parameters as they are now: call after the
-  /// broadcast. kRemainder: for plans without fp16 buckets. Throws std::bad_alloc.
+  /// `plan`, `device` and `parameters_memory` (the engine's flat parameters on that device,
+  /// BucketPlan::flat_bytes) outlive the shard. Masters are taken over from the parameters as they
+  /// are when `stream` comes to it: call after the broadcast. kRemainder: for plans without fp16
+  /// buckets. Throws std::bad_alloc, OutOfDeviceMemory.
   OptimizerShard(const BucketPlan& plan,
                  comm::Group group,
+                 kernels::Device& device,
+                 kernels::Stream& stream,
                  std::byte* parameters_memory,
                  ParameterGroups groups,
                  Masters masters);
@@ -51,18 +49,18 @@ class OptimizerShard {
   [[nodiscard]] float* accumulator(std::int32_t bucket);
   [[nodiscard]] Range slice(std::int32_t bucket) const;
 
-  /// Adds the squares of the own elements of seen parameters: raw sums, before any factor.
+  /// Sums the squares of the own elements of seen parameters: raw sums, before any factor.
   /// `seen`: per parameter.
-  void add_sum_of_squares(const std::vector<bool>& seen,
-                          kernels::Superaccumulator& sum,
-                          const ParallelFor& parallel) const;
+  void sum_squares(kernels::Stream& stream, const std::vector<bool>& seen);
+  /// Adds what the last sum_squares() found, once a mark recorded after it is complete.
+  void add_squares_to(kernels::Superaccumulator& sum) const { table_->add_squares_to(sum); }
 
   /// Opens an update: counts one step for every seen parameter and fixes the scalars.
   /// `grad_factor`: multiplier / denominator * clip, once, in fp32.
-  void begin_update(const std::vector<bool>& seen, double grad_factor);
+  void begin_update(kernels::Stream& stream, const std::vector<bool>& seen, double grad_factor);
   /// Updates the own fragments of one bucket in place. Between begin_update and the next one, once
   /// a bucket. Unseen parameters are skipped.
-  void update(std::int32_t bucket, const ParallelFor& parallel);
+  void update(kernels::Stream& stream, std::int32_t bucket) { table_->update(stream, bucket); }
 
   /// Settings that later updates use.
   [[nodiscard]] ParameterGroups& groups() { return groups_; }
@@ -86,33 +84,25 @@ class OptimizerShard {
   struct BucketShard {
     Range slice;
     std::int64_t shard_offset = 0;
-    std::size_t task_begin = 0;  // in task_starts_
-    std::size_t task_end = 0;
   };
 
   void cut_into_fragments(std::int32_t bucket, std::int64_t master_offset);
-  [[nodiscard]] std::span<const Fragment> fragments_of(std::size_t task_begin,
-                                                       std::size_t task_end) const;
   [[nodiscard]] std::byte* parameter_data(const Fragment& fragment) const;
   [[nodiscard]] kernels::UpdateArrays arrays_of(const Fragment& fragment) const;
-  void take_masters();
+  void take_masters(kernels::Device& device, kernels::Stream& stream);
 
   const BucketPlan& plan_;
   std::byte* parameters_;
   ParameterGroups groups_;
   std::vector<BucketShard> buckets_;
-  std::vector<Fragment> fragments_;  // by bucket and offset
-  // Fragments are worked on in tasks of about equal cost: task t is [task_starts_[t],
-  // task_starts_[t + 1]).
-  std::vector<std::size_t> task_starts_;
+  std::vector<Fragment> fragments_;        // by bucket and offset
   std::vector<std::int64_t> step_counts_;  // per parameter
-  std::vector<bool> seen_;                 // of the open update
-  float grad_factor_ = 1.0F;
-  StreamArray<float> accumulators_;
-  std::array<StreamArray<float>, kernels::kMaxStates>
-      states_;                  // as many as any group's optimizer keeps
-  StreamArray<float> masters_;  // either of these two
-  StreamArray<std::uint16_t> remainders_;
+  kernels::DeviceArray<float> accumulators_;
+  std::array<kernels::DeviceArray<float>, kernels::kMaxStates>
+      states_;                           // as many as any group's optimizer keeps
+  kernels::DeviceArray<float> masters_;  // either of these two
+  kernels::DeviceArray<std::uint16_t> remainders_;
+  std::unique_ptr<kernels::FragmentTable> table_;
 };
 
 }  // namespace tandem::zero

@@ -23,6 +23,7 @@ class EngineBase;
 namespace engine {
 class WorldState;
 struct EngineCore;
+struct WorldMaker;
 }  // namespace engine
 
 /// A scope: see World::hold() and World::only(). Scopes end in the reverse order of their making,
@@ -143,6 +144,7 @@ class World {
 
  private:
   friend class EngineBase;
+  friend struct engine::WorldMaker;
   explicit World(std::shared_ptr<engine::WorldState> state);
   [[nodiscard]] const engine::EngineCore& core_of(const EngineBase* engine, const char* call) const;
   std::shared_ptr<engine::WorldState> state_;

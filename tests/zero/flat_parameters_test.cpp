@@ -45,7 +45,7 @@ struct Fixture {
         infos(infos_of(tensors)),
         plan(plan_buckets(infos, bucket_bytes)),
         channel({.name = "test", .parameter_bytes = static_cast<std::size_t>(plan.flat_bytes)}),
-        flat(plan, channel.parameters(), tensors) {}
+        flat(plan, *device, channel.parameters(), tensors) {}
 
   [[nodiscard]] const std::byte* place(std::size_t i) const {
     const std::int32_t bucket = plan.bucket_of[i];
@@ -57,6 +57,7 @@ struct Fixture {
   std::vector<ParameterInfo> infos;
   BucketPlan plan;
   test_support::FakeChannel channel;
+  std::unique_ptr<TorchDevice> device = make_torch_cpu();
   FlatParameters flat;
 };
 

@@ -31,7 +31,7 @@ struct Fixture {
     plan = plan_buckets(infos, bucket_bytes);
     channel =
         std::make_unique<test_support::FakeChannel>(GradientBuckets::channel_spec(plan, "test"));
-    buckets = std::make_unique<GradientBuckets>(plan, *channel);
+    buckets = std::make_unique<GradientBuckets>(plan, *channel, *device);
   }
 
   /// What a contribution says of a parameter, in fp32.
@@ -46,6 +46,7 @@ struct Fixture {
   std::vector<ParameterInfo> infos;
   BucketPlan plan;
   std::unique_ptr<test_support::FakeChannel> channel;
+  std::unique_ptr<TorchDevice> device = make_torch_cpu();
   std::unique_ptr<GradientBuckets> buckets;
 };
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "kernels/bf16.h"
+#include "kernels/cpu_device.h"
 #include "kernels/fp16.h"
 #include "kernels/superaccumulator.h"
 #include "kernels/update.h"
@@ -95,21 +96,21 @@ class ShardRig {
            int ranks,
            const Optimizer& optimizer,
            const Values& values,
-           ParallelFor parallel = serially,
+           kernels::ParallelFor parallel = serially,
            Masters masters = Masters::kSeparate,
            const std::vector<ParameterGroup>& groups = {})
       : infos_(std::move(infos)),
         plan_(plan_buckets(infos_, bucket_bytes)),
         // All bits set is a NaN in both types: whatever is not a parameter's own is poison.
         memory_(static_cast<std::size_t>(plan_.flat_bytes), std::byte{0xFF}),
-        parallel_(std::move(parallel)) {
+        device_(kernels::make_cpu_device(std::move(parallel))) {
     for (std::size_t p = 0; p < infos_.size(); ++p) {
       for (std::size_t i = 0; i < values[p].size(); ++i) set(p, i, values[p][i]);
     }
     for (int rank = 0; rank < ranks; ++rank) {
-      shards_.push_back(
-          std::make_unique<OptimizerShard>(plan_, comm::Group{rank, ranks}, memory_.data(),
-                                           ParameterGroups(optimizer, groups, infos_), masters));
+      shards_.push_back(std::make_unique<OptimizerShard>(
+          plan_, comm::Group{rank, ranks}, *device_, stream_, memory_.data(),
+          ParameterGroups(optimizer, groups, infos_), masters));
     }
   }
 
@@ -174,16 +175,19 @@ class ShardRig {
 
   void step(const std::vector<bool>& seen, double factor) {
     for (const auto& shard : shards_) {
-      shard->begin_update(seen, factor);
+      shard->begin_update(stream_, seen, factor);
       for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
-        shard->update(static_cast<std::int32_t>(b), parallel_);
+        shard->update(stream_, static_cast<std::int32_t>(b));
       }
     }
   }
 
-  [[nodiscard]] kernels::Superaccumulator sum_of_squares(const std::vector<bool>& seen) const {
+  [[nodiscard]] kernels::Superaccumulator sum_of_squares(const std::vector<bool>& seen) {
     kernels::Superaccumulator sum;
-    for (const auto& shard : shards_) shard->add_sum_of_squares(seen, sum, parallel_);
+    for (const auto& shard : shards_) {
+      shard->sum_squares(stream_, seen);
+      shard->add_squares_to(sum);
+    }
     return sum;
   }
 
@@ -203,8 +207,9 @@ class ShardRig {
   std::vector<ParameterInfo> infos_;
   BucketPlan plan_;
   std::vector<std::byte> memory_;
+  std::unique_ptr<kernels::Device> device_;
+  kernels::ImmediateStream stream_;
   std::vector<std::unique_ptr<OptimizerShard>> shards_;
-  ParallelFor parallel_;
 };
 
 /// The functors in the most obvious loop: no shards, buckets, padding or threads.

@@ -60,6 +60,12 @@ struct ElementRange {
 /// Which elements of a post each rank folds; the same on all ranks, and what fold() is given.
 using PartOfRank = std::function<ElementRange(int rank)>;
 
+/// Adds slices that lie on the host to acc[0, numel); they stay there until it returns.
+using Folder = std::function<void(std::span<const kernels::Slice> slices,
+                                  std::int64_t numel,
+                                  float* acc,
+                                  kernels::Accumulator state)>;
+
 struct ChannelSpec {
   std::string name;                 // the engine's, for errors
   std::size_t parameter_bytes = 0;  // flat memory that gather() and broadcast() act on
@@ -69,7 +75,13 @@ struct ChannelSpec {
   /// The ranks of a node have one parameter memory instead of one each (the same on all ranks). Who
   /// writes into it knows by an agreement of its own that no rank of the node reads.
   bool share_parameters = false;
+  /// What adds the slices on this rank if not kernels::fold, for accumulators that lie elsewhere.
+  /// Called by fold(), with one stretch of its elements after another. The host's plane only.
+  Folder folder = {};
 };
+
+/// All that ranks must agree on, for errors.
+[[nodiscard]] std::string describe(const ChannelSpec& spec);
 
 class Channel {
  public:

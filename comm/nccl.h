@@ -3,7 +3,8 @@
 //
 // Work is given to a stream and done in its order. Every rank of a communicator makes the same
 // calls in the same order; between group_start() and group_end() the order of sends and receives
-// does not matter. Errors are thrown as DeviceError with NCCL's own words.
+// does not matter. Errors are thrown as DeviceError with NCCL's own words; a group that one is
+// thrown from is over, and nothing of it was given.
 // Thread safety: one thread at a time, but for check() and abort().
 // Called by comm (nccl_channel, nccl_data_plane).
 #pragma once
@@ -23,7 +24,8 @@ namespace tandem::comm {
 class NcclCommunicator {
  public:
   NcclCommunicator() = default;
-  /// Communicates nothing; what is under way is aborted.
+  /// Communicates nothing; what is under way is aborted, and what peers have not taken yet may be
+  /// lost: before an orderly end all ranks have waited for their work and told each other so.
   virtual ~NcclCommunicator() = default;
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;

@@ -73,6 +73,7 @@ SharedChannel::SharedChannel(ChannelSpec spec,
             layout_.slot_bytes,
             spec_.staging_slots) {
   slices_.resize(static_cast<std::size_t>(group.size));
+  if (!spec_.folder) spec_.folder = kernels::fold;
   if (messengers.slices != nullptr) {
     slice_messages_ =
         std::make_unique<SliceMessages>(nodes, group.rank, std::move(messengers.slices));
@@ -282,13 +283,13 @@ kernels::Slice SharedChannel::slice_of(
 
 void SharedChannel::fold_slices(std::int64_t numel, float* acc, kernels::Accumulator state) {
   if (!slice_messages_) {
-    if (numel != 0) kernels::fold(slices_, numel, acc, state);
+    if (numel != 0) spec_.folder(slices_, numel, acc, state);
     return;
   }
   // In pieces (fold.h F1), between which the next bucket's messages move on.
   for (std::int64_t at = 0; at < numel; at += kFoldPiece) {
     const std::int64_t piece = std::min(kFoldPiece, numel - at);
-    kernels::fold(slices_, piece, acc + at, state);
+    spec_.folder(slices_, piece, acc + at, state);
     for (kernels::Slice& slice : slices_) {
       if (slice.data == nullptr) continue;
       slice.data = static_cast<const std::byte*>(slice.data) +

@@ -135,7 +135,7 @@ class SharedChannel final : public Channel {
                                const std::string& what,
                                Deadline deadline);
 
-  const ChannelSpec spec_;
+  ChannelSpec spec_;
   const ChannelLayout layout_;
   const Group group_;
   const Nodes& nodes_;

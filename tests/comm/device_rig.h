@@ -1,0 +1,284 @@
+// Ranks that are threads, each with a simulated device of its own and a plane over it, for the
+// tests of channels over device memory.
+#pragma once
+
+#include "comm/device_data_plane.h"
+#include "comm/mark_wait.h"
+#include "comm/planes.h"
+#include "kernels/simulated_device.h"
+#include "tests/comm/thread_ranks.h"
+#include "tests/support/fake_nccl.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <limits>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace tandem::comm {
+
+using kernels::Accumulator;
+using kernels::Dtype;
+
+/// A simulated device whose memory can run out, and that shows who uses memory after it was freed:
+/// it is filled with NaN of every type then, kept, and looked at in the end.
+class WatchedDevice final : public kernels::Device {
+ public:
+  explicit WatchedDevice(kernels::QueueDelays delays)
+      : device_(kernels::make_simulated_device(delays)), heap_(std::make_shared<Heap>()) {}
+  ~WatchedDevice() override {
+    for (const auto& [memory, bytes] : heap_->freed) {
+      const bool untouched = std::all_of(memory.get(), memory.get() + bytes,
+                                         [](std::byte value) { return value == kFreed; });
+      EXPECT_TRUE(untouched) << "memory was written after it had been freed";
+    }
+  }
+  WatchedDevice(const WatchedDevice&) = delete;
+  WatchedDevice& operator=(const WatchedDevice&) = delete;
+  WatchedDevice(WatchedDevice&&) = delete;
+  WatchedDevice& operator=(WatchedDevice&&) = delete;
+
+  void set_limit(std::size_t bytes) { heap_->limit = bytes; }
+  [[nodiscard]] std::size_t allocated() const { return heap_->bytes; }
+
+  [[nodiscard]] std::string name() const override { return "watched"; }
+  [[nodiscard]] std::shared_ptr<std::byte> allocate(std::size_t bytes) override {
+    if (bytes == 0) return nullptr;
+    if (heap_->bytes + bytes > heap_->limit) {
+      throw kernels::OutOfDeviceMemory("asked for " + std::to_string(bytes) + " bytes");
+    }
+    heap_->bytes += bytes;
+    std::shared_ptr<std::byte> memory = device_->allocate(bytes);
+    return {memory.get(), [memory, bytes, heap = heap_](std::byte* data) {
+              std::fill_n(data, bytes, kFreed);
+              const std::lock_guard lock(heap->mutex);
+              heap->bytes -= bytes;
+              heap->freed.emplace_back(memory, bytes);
+            }};
+  }
+  [[nodiscard]] std::shared_ptr<std::byte> allocate_host(std::size_t bytes) override {
+    return device_->allocate_host(bytes);
+  }
+  [[nodiscard]] std::unique_ptr<kernels::Stream> make_stream(kernels::Priority priority) override {
+    return device_->make_stream(priority);
+  }
+  void copy(kernels::Stream& stream, void* to, const void* from, std::size_t bytes) override {
+    device_->copy(stream, to, from, bytes);
+  }
+  void zero(kernels::Stream& stream, void* to, std::size_t bytes) override {
+    device_->zero(stream, to, bytes);
+  }
+  void fill(kernels::Stream& stream, float* to, float value, std::int64_t numel) override {
+    device_->fill(stream, to, value, numel);
+  }
+  void widen(kernels::Stream& stream,
+             float* to,
+             const void* from,
+             Dtype dtype,
+             std::int64_t numel) override {
+    device_->widen(stream, to, from, dtype, numel);
+  }
+  void fold(kernels::Stream& stream,
+            std::span<const kernels::Slice> slices,
+            std::int64_t numel,
+            float* acc,
+            Accumulator state) override {
+    device_->fold(stream, slices, numel, acc, state);
+  }
+  [[nodiscard]] std::unique_ptr<kernels::FragmentTable> make_table(
+      std::vector<kernels::UpdateArrays> fragments, std::vector<std::size_t> ends) override {
+    return device_->make_table(std::move(fragments), std::move(ends));
+  }
+
+ private:
+  static constexpr std::byte kFreed{0xFF};
+  struct Heap {
+    std::mutex mutex;
+    std::atomic<std::size_t> bytes{0};
+    std::atomic<std::size_t> limit{std::numeric_limits<std::size_t>::max()};
+    std::list<std::pair<std::shared_ptr<std::byte>, std::size_t>> freed;
+  };
+  const std::unique_ptr<kernels::Device> device_;
+  const std::shared_ptr<Heap> heap_;
+};
+
+/// How ranks reach each other.
+enum class Way : std::uint8_t { kNccl, kStaged };
+
+inline std::string name_of(Way way) { return way == Way::kNccl ? "Nccl" : "Staged"; }
+
+struct DeviceRank {
+  Rendezvous& rendezvous;
+  ControlPlane& control;
+  DataPlane& host;  // the ranks' plane on the CPU
+  WatchedDevice& device;
+  kernels::Stream& stream;  // the plane's
+  kernels::Stream& user;    // on which gradients and parameters are written
+  DataPlane& plane;
+  int rank;
+  int size;
+
+  /// The host's wait for everything that a stream was given.
+  void finish(kernels::Stream& of) const {
+    const std::string where = "test";
+    await_mark(
+        of.record(), [this] { plane.check(); }, {where, where, {rank, size}}, patient());
+  }
+};
+
+struct RigOptions {
+  ThreadNodes nodes = {};
+  std::int64_t max_us = 300;  // delays of every piece of work
+  std::uint64_t seed = 1;
+};
+
+/// Runs `body` on `size` ranks. With Way::kNccl over `nccl`; a world of one has none.
+inline void on_device_ranks(Way way,
+                            int size,
+                            test_support::FakeNccl& nccl,
+                            const std::function<void(DeviceRank&)>& body,
+                            const RigOptions& options = {}) {
+  on_thread_ranks(
+      size,
+      [&](Rendezvous& rendezvous) {
+        const int rank = rendezvous.group().rank;
+        const auto control = make_control_plane(rendezvous, patient());
+        const auto host = make_data_plane(rendezvous, *control);
+        WatchedDevice device(
+            {options.seed * 1000 + static_cast<std::uint64_t>(rank), options.max_us});
+        const auto stream = device.make_stream(kernels::Priority::kHigh);
+        const auto user = device.make_stream(kernels::Priority::kNormal);
+        const DeviceLinks links{rendezvous, *control, device, *stream};
+        const auto plane =
+            way == Way::kStaged
+                ? make_staged_data_plane(links, *host)
+                : make_nccl_data_plane(links, size == 1 ? nullptr : nccl.library(rank), patient());
+        DeviceRank view{rendezvous, *control, *host, device, *stream, *user, *plane, rank, size};
+        body(view);
+      },
+      options.nodes);
+}
+
+inline void on_device_ranks(Way way,
+                            int size,
+                            const std::function<void(DeviceRank&)>& body,
+                            const RigOptions& options = {}) {
+  test_support::FakeNccl nccl(size);
+  on_device_ranks(way, size, nccl, body, options);
+}
+
+/// Elements whose sums depend on their order, of any type: random signs and mantissas, exponents
+/// around that of 1.
+inline std::vector<std::byte> contribution(int rank,
+                                           std::uint64_t post,
+                                           std::int64_t numel,
+                                           Dtype wire) {
+  std::mt19937_64 random(post * 101 + static_cast<std::uint64_t>(rank) + 1);
+  std::vector<std::byte> bytes(static_cast<std::size_t>(numel) * kernels::bytes_of(wire));
+  for (std::int64_t i = 0; i < numel; ++i) {
+    const std::uint64_t bits = random();
+    const auto at = static_cast<std::size_t>(i) * kernels::bytes_of(wire);
+    const auto around = static_cast<std::int32_t>((bits >> 40) % 13) - 6;
+    if (wire == Dtype::kFloat32) {
+      const auto value = static_cast<std::uint32_t>((bits & 0x807FFFFFU) |
+                                                    static_cast<std::uint32_t>(127 + around) << 23);
+      std::memcpy(&bytes[at], &value, 4);
+    } else {
+      const bool bf16 = wire == Dtype::kBFloat16;
+      const auto exponent =
+          static_cast<std::uint32_t>(bf16 ? (127 + around) << 7 : (15 + around) << 10);
+      const auto value = static_cast<std::uint16_t>((bits & (bf16 ? 0x807FU : 0x83FFU)) | exponent);
+      std::memcpy(&bytes[at], &value, 2);
+    }
+  }
+  return bytes;
+}
+
+inline PartOfRank everything(std::int64_t numel) {
+  return [numel](int /*rank*/) { return ElementRange{0, numel}; };
+}
+/// In slices that begin at multiples of 1,024 elements; the last rank has the least, or nothing.
+inline PartOfRank dealt(std::int64_t numel, int size) {
+  const std::int64_t blocks = (numel + 1023) / 1024;
+  const std::int64_t each = (blocks + size - 1) / size * 1024;
+  return [=](int rank) {
+    return ElementRange{std::min(numel, each * rank), std::min(numel, each * (rank + 1))};
+  };
+}
+
+/// One bucket, for all to reduce.
+struct Bucket {
+  std::int64_t numel = 0;
+  Dtype wire = Dtype::kFloat32;
+  PartOfRank part;
+  std::vector<bool> zeros = {};  // ranks that have nothing of it
+
+  [[nodiscard]] bool has(int rank) const {
+    return zeros.empty() || !zeros[static_cast<std::size_t>(rank)];
+  }
+};
+
+/// What `rank` has after the reduction of `post`, by the rule: acc + s0 + s1 + ..., in fp32.
+inline std::vector<float> expected_sum(
+    const Bucket& bucket, std::uint64_t post, int rank, int size, float before) {
+  const ElementRange part = bucket.part(rank);
+  std::vector<float> sum(static_cast<std::size_t>(part.end - part.begin), before);
+  for (int peer = 0; peer < size; ++peer) {
+    if (!bucket.has(peer)) continue;
+    const auto bytes = contribution(peer, post, bucket.numel, bucket.wire);
+    const kernels::Slice slice{
+        bytes.data() + static_cast<std::size_t>(part.begin) * kernels::bytes_of(bucket.wire),
+        bucket.wire};
+    kernels::fold(std::span(&slice, 1), part.end - part.begin, sum.data(), Accumulator::kContinue);
+  }
+  return sum;
+}
+
+/// Writes contributions on the user's stream and folds them into memory of its own.
+class Reducer {
+ public:
+  Reducer(DeviceRank& on, Channel& channel) : on_(on), channel_(channel) {}
+
+  /// As gradients arrive: the user's stream waits for the staging, and posts at once.
+  PostId post(const Bucket& bucket, std::uint64_t number) {
+    if (!bucket.has(on_.rank)) return channel_.post({}, bucket.wire, bucket.part);
+    values_.push_back(contribution(on_.rank, number, bucket.numel, bucket.wire));
+    const std::vector<std::byte>& values = values_.back();
+    Staging staging = channel_.acquire(values.size());
+    on_.user.wait(staging.pending);
+    on_.device.copy(on_.user, staging.data, values.data(), values.size());
+    staging.pending = {on_.user.record()};
+    return channel_.post(std::move(staging), bucket.wire, bucket.part);
+  }
+
+  /// Into memory that says `before` in every element.
+  void fold(const Bucket& bucket, PostId post, float before) {
+    const ElementRange part = bucket.part(on_.rank);
+    sums_.emplace_back(static_cast<std::size_t>(part.end - part.begin), before);
+    channel_.fold(post, part.begin, part.end - part.begin, sums_.back().data(),
+                  Accumulator::kContinue, "bucket", patient());
+  }
+
+  /// Sums by fold, complete when the plane's stream is.
+  [[nodiscard]] const std::list<std::vector<float>>& sums() const { return sums_; }
+
+ private:
+  DeviceRank& on_;
+  Channel& channel_;
+  std::list<std::vector<std::byte>> values_;
+  std::list<std::vector<float>> sums_;
+};
+
+inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+}
+
+}  // namespace tandem::comm

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
 #include <utility>
 
 namespace tandem::comm {
@@ -91,6 +92,7 @@ void Scratch::grow(std::size_t bytes, const std::string& whose) {
 }
 
 void Scratch::retire(std::shared_ptr<std::byte> memory) noexcept {
+  if (memory == nullptr) return;
   kernels::Marks users;
   try {
     users.push_back(stream_.record());

@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace tandem::comm {
@@ -29,8 +30,8 @@ void drop_complete(kernels::Marks& marks);
 class RetiredMemory {
  public:
   RetiredMemory() = default;
-  /// Waits for what is left, which no peer holds up any more: see Link::~Link. What is not done in
-  /// a few seconds never will be, and the memory stays with the process.
+  /// Waits for what is left, which no peer holds up: a communicator has ended before. What is not
+  /// done in a few seconds never will be, and the memory stays with the process.
   ~RetiredMemory();
   RetiredMemory(const RetiredMemory&) = delete;
   RetiredMemory& operator=(const RetiredMemory&) = delete;
@@ -57,6 +58,11 @@ class Scratch {
   /// All outlive the scratch.
   Scratch(kernels::Device& device, kernels::Stream& stream, RetiredMemory& retired)
       : device_(device), stream_(stream), retired_(retired) {}
+  ~Scratch() { retire(std::move(memory_)); }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  Scratch(Scratch&&) = delete;
+  Scratch& operator=(Scratch&&) = delete;
 
   /// At least `bytes` from now on. Throws OutOfMemory.
   void grow(std::size_t bytes, const std::string& whose);

@@ -131,6 +131,12 @@ struct DeviceRank {
     await_mark(
         of.record(), [this] { plane.check(); }, {where, where, {rank, size}}, patient());
   }
+  /// Aborts, and waits until nothing uses the test's memory any more.
+  void abort() const {
+    plane.abort();
+    EXPECT_TRUE(user.record().wait_until(patient().at));
+    EXPECT_TRUE(stream.record().wait_until(patient().at));
+  }
 };
 
 struct RigOptions {

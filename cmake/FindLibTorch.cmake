@@ -1,4 +1,6 @@
-# Finds a LibTorch folder (include/ and lib/) and makes the imported target LibTorch::torch of it.
+# Finds a LibTorch folder (include/ and lib/) and makes the imported target LibTorch::torch of it, and
+# LibTorch::c10_cuda if that LibTorch was built for CUDA (its header needs CUDA::cudart; torch_cuda itself
+# is linked by nobody: it is opened when a CUDA device is asked for).
 #
 # The folder is, in this order: the cache variable TANDEM_LIBTORCH; the one that find_package(Torch) has
 # found before, if it was called; the environment variable TANDEM_LIBTORCH; one in CMAKE_PREFIX_PATH; the
@@ -7,7 +9,8 @@
 #
 # Included by Tandem's own build and, installed, by tandemConfig.cmake. The targets are global: a project
 # that adds Tandem by add_subdirectory links them from folders above.
-# Sets LibTorch_FOUND, LibTorch_VERSION, LibTorch_ROOT_DIR, LibTorch_INCLUDE_DIR.
+# Sets LibTorch_FOUND, LibTorch_VERSION, LibTorch_ROOT_DIR, LibTorch_INCLUDE_DIR, LibTorch_CUDA_MAJOR (the
+# CUDA release that it was built for, such as 13; empty without).
 
 set(LibTorch_ROOT_DIR "")
 set(LibTorch_NOT_FOUND_MESSAGE "")
@@ -96,6 +99,15 @@ if(NOT LibTorch_NOT_FOUND_MESSAGE)
     list(APPEND _libtorch_rpath_dirs ${_libtorch_cuda_dir})
   endforeach()
   list(REMOVE_DUPLICATES _libtorch_rpath_dirs)
+
+  set(LibTorch_CUDA_MAJOR "")
+  if(CMAKE_READELF AND EXISTS ${_libtorch_lib}/libc10_cuda.so)
+    execute_process(COMMAND ${CMAKE_READELF} -d ${_libtorch_lib}/libc10_cuda.so
+                    OUTPUT_VARIABLE _libtorch_dynamic ERROR_QUIET)
+    if(_libtorch_dynamic MATCHES "libcudart\\.so\\.([0-9]+)")
+      set(LibTorch_CUDA_MAJOR ${CMAKE_MATCH_1})
+    endif()
+  endif()
 endif()
 
 include(FindPackageHandleStandardArgs)
@@ -122,4 +134,10 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::torch)
   foreach(_dir IN LISTS _libtorch_rpath_dirs)
     target_link_options(LibTorch::torch INTERFACE "LINKER:-rpath,${_dir}" "LINKER:-rpath-link,${_dir}")
   endforeach()
+  if(LibTorch_CUDA_MAJOR)
+    add_library(LibTorch::c10_cuda SHARED IMPORTED GLOBAL)
+    set_target_properties(LibTorch::c10_cuda PROPERTIES
+      IMPORTED_LOCATION ${_libtorch_lib}/libc10_cuda.so
+      INTERFACE_LINK_LIBRARIES LibTorch::torch)
+  endif()
 endif()

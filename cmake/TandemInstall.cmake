@@ -31,4 +31,5 @@ install(FILES
   ${PROJECT_BINARY_DIR}/tandemConfig.cmake
   ${PROJECT_BINARY_DIR}/tandemConfigVersion.cmake
   ${CMAKE_CURRENT_LIST_DIR}/FindLibTorch.cmake
+  ${CMAKE_CURRENT_LIST_DIR}/FindNCCL.cmake
   DESTINATION ${package_dir})

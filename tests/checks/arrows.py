@@ -39,8 +39,8 @@ ARROWS = {
 
 # Parts of kernels/ that rooms other than zero/ may see: what orders and describes work, not what does it.
 KERNELS_SEEN_BY = {
-    "comm": {"queue.h", "stream.h", "device.h", "check.h", "fold.h", "dtype.h"},
-    "engine": {"queue.h", "stream.h", "device.h", "check.h", "fold.h", "dtype.h", "norm.h",
+    "comm": {"queue.h", "stream.h", "device.h", "cuda_device.h", "nvtx.h", "check.h", "fold.h", "dtype.h"},
+    "engine": {"queue.h", "stream.h", "device.h", "cuda_device.h", "nvtx.h", "check.h", "fold.h", "dtype.h", "norm.h",
                "superaccumulator.h"},
 }
 

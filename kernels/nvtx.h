@@ -1,0 +1,22 @@
+// kernels/nvtx.h: named ranges on the host's timeline in NVIDIA's profilers.
+//
+// The two calls are functions of the library, not inline code behind a macro, so that no room is
+// compiled differently with CUDA. Without CUDA they are empty; with it and no profiler attached
+// each reads one pointer. Ranges are put around passes, buckets and steps, never inside loops.
+// Called by zero and engine.
+#pragma once
+
+namespace tandem::kernels {
+
+/// From here to the end of the scope, on the calling thread. `name` ends with 0 and is not kept.
+class ProfilerRange {
+ public:
+  explicit ProfilerRange(const char* name) noexcept;
+  ~ProfilerRange();
+  ProfilerRange(const ProfilerRange&) = delete;
+  ProfilerRange& operator=(const ProfilerRange&) = delete;
+  ProfilerRange(ProfilerRange&&) = delete;
+  ProfilerRange& operator=(ProfilerRange&&) = delete;
+};
+
+}  // namespace tandem::kernels

@@ -38,6 +38,8 @@ struct FoldLaunch {
   float* acc = nullptr;
 };
 
+static_assert(sizeof(FoldLaunch) <= 4096, "a kernel takes arguments of 4 KB");
+
 /// The launches of one fold, in order: give(FoldLaunch) for each. None where there is nothing to
 /// add to a sum that goes on; one without slices clears a fresh one.
 template <class Give>

@@ -26,7 +26,8 @@ constexpr int kSpins = 50;  // about as many microseconds
 
 Bytes make_bytes(std::size_t bytes) { return std::make_shared<std::vector<std::byte>>(bytes); }
 
-/// What has come from each rank and what has not left for it yet. Under the plane's lock.
+/// What has come from each rank and what has not left for it yet. Under the plane's lock. Messages
+/// that fail (MPI, or the store they go through) are an abort of this rank's own, with their words.
 class Exchange {
  public:
   struct Peer {
@@ -43,6 +44,8 @@ class Exchange {
 
   [[nodiscard]] const Peer& peer(int rank) const { return peers_[static_cast<std::size_t>(rank)]; }
   [[nodiscard]] const std::optional<std::string>& abort_text() const { return abort_text_; }
+  /// No message comes or leaves any more.
+  [[nodiscard]] bool failed() const { return failed_; }
 
   void post(RoundId round, const Bytes& bytes) {
     send_to_all(kRoundTag, bytes, round);
@@ -64,29 +67,13 @@ class Exchange {
 
   /// Takes what has come; true if anything has changed.
   bool progress() {
-    while (auto arrival = messenger_->probe(kAnyRank)) {
-      Incoming incoming{arrival->tag(), make_bytes(arrival->bytes()), nullptr};
-      incoming.transfer = arrival->receive(incoming.bytes->data(), incoming.bytes);
-      incoming_[static_cast<std::size_t>(arrival->from())].push_back(std::move(incoming));
+    if (failed_) return false;
+    try {
+      return look();
+    } catch (const SystemError& error) {
+      fail(error);
+      return true;
     }
-    bool moved = false;
-    for (std::size_t rank = 0; rank < incoming_.size(); ++rank) {
-      std::deque<Incoming>& queue = incoming_[rank];
-      for (; !queue.empty() && queue.front().transfer->done(); queue.pop_front()) {
-        take(peers_[rank], queue.front());
-        moved = true;
-      }
-    }
-    for (Outgoing& outgoing : outgoing_) {
-      if (outgoing.transfer->done()) outgoing.transfer.reset();
-    }
-    const std::size_t left =
-        std::erase_if(outgoing_, [](const Outgoing& outgoing) { return !outgoing.transfer; });
-    if (abort_text_ && !grace_over_ && Clock::now() - aborted_at_ > kAbortGrace) {
-      grace_over_ = true;
-      moved = true;
-    }
-    return moved || left != 0;
   }
 
   /// All ranks' posts of `round` are here, and this rank's have left.
@@ -123,12 +110,49 @@ class Exchange {
     std::unique_ptr<Transfer> transfer;
   };
 
-  void send_to_all(int tag, const Bytes& bytes, RoundId round) {
-    for (int step = 1; step < group_.size; ++step) {
-      const int to = (group_.rank + step) % group_.size;
-      outgoing_.push_back(
-          Outgoing{round, messenger_->send(to, tag, bytes->data(), bytes->size(), bytes)});
+  bool look() {
+    while (auto arrival = messenger_->probe(kAnyRank)) {
+      Incoming incoming{arrival->tag(), make_bytes(arrival->bytes()), nullptr};
+      incoming.transfer = arrival->receive(incoming.bytes->data(), incoming.bytes);
+      incoming_[static_cast<std::size_t>(arrival->from())].push_back(std::move(incoming));
     }
+    bool moved = false;
+    for (std::size_t rank = 0; rank < incoming_.size(); ++rank) {
+      std::deque<Incoming>& queue = incoming_[rank];
+      for (; !queue.empty() && queue.front().transfer->done(); queue.pop_front()) {
+        take(peers_[rank], queue.front());
+        moved = true;
+      }
+    }
+    for (Outgoing& outgoing : outgoing_) {
+      if (outgoing.transfer->done()) outgoing.transfer.reset();
+    }
+    const std::size_t left =
+        std::erase_if(outgoing_, [](const Outgoing& outgoing) { return !outgoing.transfer; });
+    if (abort_text_ && !grace_over_ && Clock::now() - aborted_at_ > kAbortGrace) {
+      grace_over_ = true;
+      moved = true;
+    }
+    return moved || left != 0;
+  }
+
+  void send_to_all(int tag, const Bytes& bytes, RoundId round) {
+    if (failed_) return;
+    try {
+      for (int step = 1; step < group_.size; ++step) {
+        const int to = (group_.rank + step) % group_.size;
+        outgoing_.push_back(
+            Outgoing{round, messenger_->send(to, tag, bytes->data(), bytes->size(), bytes)});
+      }
+    } catch (const SystemError& error) {
+      fail(error);
+    }
+  }
+
+  void fail(const SystemError& error) {
+    failed_ = true;
+    grace_over_ = true;  // nobody can be heard any more
+    if (!abort_text_) abort_text_ = error.what();
   }
 
   void take(Peer& from, const Incoming& incoming) {
@@ -149,6 +173,7 @@ class Exchange {
   std::optional<std::string> abort_text_;
   Clock::time_point aborted_at_;
   bool grace_over_ = false;
+  bool failed_ = false;
 };
 
 class MessageControlPlane final : public ControlPlane {
@@ -300,7 +325,10 @@ class MessageControlPlane final : public ControlPlane {
     rounds_.check_open(round);
     progress();
     if (exchange_->complete(round)) return true;
-    if (exchange_->dead(round)) throw WorldBroken(*exchange_->abort_text());
+    if (exchange_->dead(round)) {
+      if (exchange_->failed()) throw SystemError(*exchange_->abort_text());
+      throw WorldBroken(*exchange_->abort_text());
+    }
     return false;
   }
 

@@ -1,20 +1,18 @@
 #include "comm/mpi_rendezvous.h"
 
 #include "comm/mpi_messenger.h"
+#include "comm/process_ranks.h"
 #include <tandem/error.h>
 
 #include <mpi.h>
 
-#include <array>
 #include <cstdlib>
-#include <fstream>
 #include <limits>
 #include <map>
 #include <mutex>
 #include <numeric>
 #include <sstream>
 #include <thread>
-#include <unistd.h>
 #include <utility>
 
 namespace tandem::comm {
@@ -71,24 +69,6 @@ void initialize() {
   }
 }
 
-std::string first_line(const std::string& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
-
-std::string link_target(const char* path) {
-  std::array<char, 256> target{};
-  const ssize_t bytes = readlink(path, target.data(), target.size());
-  return bytes < 0 ? std::string() : std::string(target.data(), static_cast<std::size_t>(bytes));
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return gethostname(name.data(), name.size() - 1) == 0 ? std::string(name.data()) : "unknown";
-}
-
 /// Waits for `request` without blocking in MPI. False when the deadline passes first; the operation
 /// then stays as it is, and so must its buffers.
 [[nodiscard]] bool finish(MPI_Request& request, const std::string& what, Deadline deadline) {
@@ -114,12 +94,6 @@ MPI_Comm duplicate(MPI_Comm original, const std::string& what, Deadline deadline
   }
   MPI_Comm_set_errhandler(*copy, MPI_ERRORS_RETURN);
   return *copy;
-}
-
-/// Shared memory needs one kernel and one numbering of processes.
-std::string host_key() {
-  const std::string boot = first_line("/proc/sys/kernel/random/boot_id");
-  return (boot.empty() ? host_name() : boot) + " " + link_target("/proc/self/ns/pid");
 }
 
 class MpiRendezvous final : public Rendezvous {
@@ -172,27 +146,7 @@ class MpiRendezvous final : public Rendezvous {
   std::vector<std::shared_ptr<Segment>> exchange(const std::string& what,
                                                  std::shared_ptr<Segment> mine,
                                                  Deadline deadline) override {
-    const auto addresses = all_gather(what, mine->address().text(), deadline);
-    std::vector<std::shared_ptr<Segment>> segments;
-    std::string failure;
-    try {
-      for (int rank = 0; rank < group_.size; ++rank) {
-        if (rank == group_.rank || !nodes_.together(rank, group_.rank)) {
-          segments.push_back(rank == group_.rank ? mine : nullptr);
-          continue;
-        }
-        segments.push_back(
-            Segment::open("of rank " + std::to_string(rank),
-                          Segment::Address::parse(addresses[static_cast<std::size_t>(rank)])));
-      }
-    } catch (const Error& error) {
-      failure = "rank " + std::to_string(group_.rank) + ": " + error.what();
-    }
-    // Also says that all ranks have mapped what they need, before anybody may go on and end.
-    for (const std::string& text : all_gather(what, failure, deadline)) {
-      if (!text.empty()) throw SystemError(what + ": " + text);
-    }
-    return segments;
+    return exchange_by_address(*this, what, std::move(mine), deadline);
   }
 
   std::unique_ptr<Messenger> make_messenger(const std::string& what, Deadline deadline) override {

@@ -26,8 +26,8 @@ struct RankView {
   int size;
 };
 
-void with_planes(int size, const ThreadNodes& nodes, const std::function<void(RankView)>& body) {
-  SCOPED_TRACE(describe(size, nodes));
+void with_planes(int size, const RankShape& shape, const std::function<void(RankView)>& body) {
+  SCOPED_TRACE(describe(size, shape));
   on_thread_ranks(
       size,
       [&](Rendezvous& rendezvous) {
@@ -35,7 +35,15 @@ void with_planes(int size, const ThreadNodes& nodes, const std::function<void(Ra
         const auto plane = make_data_plane(rendezvous, *control);
         body(RankView{rendezvous, *control, *plane, rendezvous.group().rank, size});
       },
-      nodes);
+      shape);
+}
+
+/// On nodes of `ranks_per_node`, whose messages are those of threads and those of a store.
+void with_messages(int size, int ranks_per_node, const std::function<void(RankView)>& body) {
+  for (const bool over_store : {false, true}) {
+    with_planes(size, {.nodes = {.ranks_per_node = ranks_per_node}, .over_store = over_store},
+                body);
+  }
 }
 
 PartOfRank dealt(std::int64_t numel, int size) {
@@ -58,8 +66,8 @@ PostId post_values(Channel& channel, RankView view, std::int64_t numel, std::uin
 
 TEST(NodesChannel, SlicesOfAnySizeAreFoldedInRankOrderAndCounted) {
   constexpr std::int64_t kLargest = 6'553'600;  // 25 MiB
-  for (const ThreadNodes& nodes : node_shapes(3)) {
-    with_planes(3, nodes, [](RankView view) {
+  for (const RankShape& shape : node_shapes(3)) {
+    with_planes(3, shape, [](RankView view) {
       const auto channel = view.plane.open({.name = "critic",
                                             .largest_staging = kLargest * sizeof(float),
                                             .staging_slots = 1,
@@ -97,7 +105,7 @@ TEST(NodesChannel, SlicesOfAnySizeAreFoldedInRankOrderAndCounted) {
 
 // A receive buffer serves many posts and goes when it has been idle.
 TEST(NodesChannel, BuffersOfMessagesAreReusedAndTrimmed) {
-  with_planes(2, {.ranks_per_node = 1, .keys = {}, .delays = {}}, [](RankView view) {
+  with_messages(2, 1, [](RankView view) {
     constexpr std::int64_t kNumel = 4096;
     const auto channel = view.plane.open({.name = "critic",
                                           .largest_staging = kNumel * sizeof(float),
@@ -124,8 +132,8 @@ TEST(NodesChannel, BuffersOfMessagesAreReusedAndTrimmed) {
 TEST(NodesChannel, SeveralChannelsDoNotHoldEachOtherUp) {
   constexpr std::int64_t kNumel = 2000;
   constexpr std::uint64_t kPosts = 60;
-  for (const ThreadNodes& nodes : node_shapes(4)) {
-    with_planes(4, nodes, [](RankView view) {
+  for (const RankShape& shape : node_shapes(4)) {
+    with_planes(4, shape, [](RankView view) {
       std::vector<std::unique_ptr<Channel>> channels;
       for (const char* name : {"actor", "critic"}) {
         channels.push_back(view.plane.open({.name = name,
@@ -161,7 +169,7 @@ TEST(NodesChannel, SeveralChannelsDoNotHoldEachOtherUp) {
 }
 
 TEST(NodesChannel, APartOfAnotherSizeThanFoldedIsAMismatch) {
-  with_planes(2, {.ranks_per_node = 1, .keys = {}, .delays = {}}, [](RankView view) {
+  with_messages(2, 1, [](RankView view) {
     const auto channel = view.plane.open(
         {.name = "critic", .largest_staging = 4096, .staging_slots = 2, .posts_in_flight = 2},
         patient());
@@ -188,9 +196,9 @@ TEST(NodesChannel, APartOfAnotherSizeThanFoldedIsAMismatch) {
 }
 
 // Rank 1 posts and never folds: its peers have what they need of it, and wait for it to take
-// theirs.
+// theirs. (A store takes it, so over one nobody waits.)
 TEST(NodesChannel, ARankThatDoesNotReceiveIsNamed) {
-  with_planes(2, {.ranks_per_node = 1, .keys = {}, .delays = {}}, [](RankView view) {
+  with_planes(2, {.nodes = {.ranks_per_node = 1}}, [](RankView view) {
     const auto channel = view.plane.open(
         {.name = "critic", .largest_staging = 1 << 16, .staging_slots = 1, .posts_in_flight = 1},
         patient());
@@ -211,7 +219,7 @@ TEST(NodesChannel, ARankThatDoesNotReceiveIsNamed) {
 }
 
 TEST(NodesChannel, AGatherNamesTheRankWhosePartDoesNotCome) {
-  with_planes(3, {.ranks_per_node = 2, .keys = {}, .delays = {}}, [](RankView view) {
+  with_messages(3, 2, [](RankView view) {
     const auto channel =
         view.plane.open({.name = "critic", .parameter_bytes = 3 * 4096}, patient());
     const auto part = [](int rank) {
@@ -263,10 +271,10 @@ void gather_again_and_again(RankView view, Channel& channel, int updates) {
 
 TEST(NodesChannel, APartComesToANodeOnce) {
   for (int size = 2; size <= 4; ++size) {
-    for (const ThreadNodes& nodes : node_shapes(size)) {
+    for (const RankShape& shape : node_shapes(size)) {
       std::atomic<std::uint64_t> crossed{0};
       std::atomic<std::uint64_t> expected{0};
-      with_planes(size, nodes, [&](RankView view) {
+      with_planes(size, shape, [&](RankView view) {
         const auto channel =
             view.plane.open({.name = "critic", .parameter_bytes = 40'000}, patient());
         gather_again_and_again(view, *channel, 10);
@@ -276,7 +284,7 @@ TEST(NodesChannel, APartComesToANodeOnce) {
             view.rank == size - 1 ? 0 : 10'000 - static_cast<std::uint64_t>(view.rank);
         expected += 10 * mine * static_cast<std::uint64_t>(view.rendezvous.nodes().count() - 1);
       });
-      EXPECT_EQ(crossed, expected) << describe(size, nodes);
+      EXPECT_EQ(crossed, expected) << describe(size, shape);
     }
   }
 }
@@ -286,14 +294,14 @@ ChannelSpec shared_spec() {
 }
 
 TEST(SharedParameters, RanksOfANodeHaveOneMemory) {
-  for (const ThreadNodes& nodes : node_shapes(4)) {
-    std::array<std::atomic<std::byte*>, 4> memory{};
-    with_planes(4, nodes, [&](RankView view) {
+  for (const RankShape& shape : node_shapes(4)) {
+    with_planes(4, shape, [&](RankView view) {
       const auto channel = view.plane.open(shared_spec(), patient());
-      memory[static_cast<std::size_t>(view.rank)] = channel->parameters().get();
-      view.rendezvous.all_gather("all have said", "", patient());
+      // Fresh memory is zero.
+      channel->parameters().get()[view.rank] = std::byte{1};
+      view.rendezvous.all_gather("all have written", "", patient());
       for (int rank = 0; rank < 4; ++rank) {
-        EXPECT_EQ(memory[static_cast<std::size_t>(rank)] == channel->parameters().get(),
+        EXPECT_EQ(channel->parameters().get()[rank] == std::byte{1},
                   view.rendezvous.nodes().together(rank, view.rank));
       }
       // Nobody's memory ends while another compares.
@@ -304,8 +312,8 @@ TEST(SharedParameters, RanksOfANodeHaveOneMemory) {
 
 TEST(SharedParameters, GathersAreBarriersWithoutCopies) {
   for (int size = 1; size <= 4; ++size) {
-    for (const ThreadNodes& nodes : node_shapes(size)) {
-      with_planes(size, nodes, [](RankView view) {
+    for (const RankShape& shape : node_shapes(size)) {
+      with_planes(size, shape, [](RankView view) {
         const auto channel = view.plane.open(shared_spec(), patient());
         gather_again_and_again(view, *channel, 50);
         EXPECT_EQ(channel->gathered_bytes(), channel->between_nodes_bytes());

@@ -58,6 +58,14 @@ function(tandem_add_test entry target ranks timeout)
     TIMEOUT ${timeout} PROCESSORS ${processors} ENVIRONMENT "${environment}")
 endfunction()
 
+# tandem_add_store_test(<entry> <timeout s> <argument of torchrun_like.sh>...)
+# One ctest entry whose ranks are started as torchrun starts them, over a store and without MPI.
+function(tandem_add_store_test entry timeout)
+  add_test(NAME ${entry} COMMAND ${PROJECT_SOURCE_DIR}/tests/support/torchrun_like.sh ${ARGN})
+  set_tests_properties(${entry} PROPERTIES
+    TIMEOUT ${timeout} PROCESSORS 2 ENVIRONMENT "${TANDEM_TEST_ENVIRONMENT}")
+endfunction()
+
 # tandem_test(NAME test.<room>.<topic> SOURCES <file>... [LINKS <target>...] [RANKS <n>...] [TORCH]
 #             [TIMEOUT <s>] [NOT_SANITIZED])
 #   RANKS    one ctest entry per number, <name>.np<n>, run by the MPI launcher; without MPI only 1 is run

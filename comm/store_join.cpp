@@ -14,6 +14,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
+constexpr auto kFarewell = 2s;
+
 const std::string kJoin = std::string(kStoreKeys) + "join/";
 
 std::string random_word() {
@@ -32,6 +34,8 @@ struct Hello {
 
 std::string hello_key(int rank) { return kJoin + "hello/" + std::to_string(rank); }
 std::string ack_key(int rank) { return kJoin + "ack/" + std::to_string(rank); }
+
+std::string heard_key(const std::string& list) { return kJoin + "heard/" + list; }
 
 Hello find_hello(Store& store, int rank) {
   Hello hello;
@@ -100,7 +104,9 @@ class Host {
       }
     }
     const std::string failure = did_not_come(missing, group_, more);
+    const auto alive = std::count(acks_.begin() + 1, acks_.end(), true);
     publish(failure);
+    wait_until_heard(store_, heard_key(name_), alive);
     throw Timeout(failure);
   }
 
@@ -165,7 +171,10 @@ std::string join_as_guest(Store& store, Group group, const std::string& word, De
     if (!text) return false;
     const List list = List::parse(*text);
     if (list.words.size() <= rank || list.words[rank] != word) return false;
-    if (!list.failure.empty()) throw Timeout(list.failure);
+    if (!list.failure.empty()) {
+      store.add(heard_key(list.name), 1);
+      throw Timeout(list.failure);
+    }
     // Told another size: rank 0 says so at its deadline.
     if (list.words.size() != static_cast<std::size_t>(group.size)) return false;
     if (confirmed != list.name) {
@@ -208,6 +217,14 @@ std::string name_ranks(const std::vector<int>& ranks) {
     names += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
   }
   return names;
+}
+
+void wait_until_heard(Store& store, const std::string& key, std::int64_t ranks) {
+  const auto deadline = Deadline::after(kFarewell);
+  for (const StorePauses pauses; !deadline.passed(); pauses.sleep()) {
+    if (store.add(key, 0) >= ranks) break;
+  }
+  store.erase(key);
 }
 
 std::string join_world(Store& store, Group group, Deadline deadline) {

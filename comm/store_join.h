@@ -5,6 +5,7 @@
 //   list         name of a would-be world; the words of its ranks; nothing, or why it failed
 //   ack/RANK     name of the list in which the process found its word
 //   final        name of the list that all ranks have confirmed
+//   heard/LIST   how many ranks have read why the list failed
 // Called by comm/store_rendezvous.
 #pragma once
 
@@ -12,7 +13,7 @@
 #include "comm/group.h"
 #include "comm/store.h"
 
-#include <chrono>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,10 @@ class StorePauses {
 
 /// "ranks 2, 5" or "rank 2".
 [[nodiscard]] std::string name_ranks(const std::vector<int>& ranks);
+
+/// For rank 0, whose process may hold the store and end by the error that it has just published:
+/// waits, two seconds at most, until `ranks` others have added 1 under `key`, and erases it.
+void wait_until_heard(Store& store, const std::string& key, std::int64_t ranks);
 
 /// The name of the new world, the same on all of its ranks. Throws Timeout, naming the ranks that
 /// did not come, and SystemError.

@@ -62,9 +62,10 @@ class StoreRendezvous final : public Rendezvous {
       erase_long(prefix_ + "gather/" + std::to_string(gatherings_ - 1) + "/all");
     }
     ++gatherings_;
+    if (all[0] == kTexts) return split(all, 1);
+    if (group_.rank != 0) store_->add(place + "/heard", 1);
     if (all[0] == kMismatch) throw Mismatch(all.substr(1));
-    if (all[0] == kTimeout) throw Timeout(all.substr(1));
-    return split(all, 1);
+    throw Timeout(all.substr(1));
   }
 
   std::vector<std::shared_ptr<Segment>> exchange(const std::string& what,
@@ -182,6 +183,10 @@ class StoreRendezvous final : public Rendezvous {
                          "'; every rank must make the same worlds and engines in the same order");
     }
     set_long(place + "/all", all);
+    if (all[0] != kTexts) {
+      wait_until_heard(*store_, place + "/heard",
+                       group_.size - 1 - static_cast<std::int64_t>(missing.size()));
+    }
     for (int rank = 0; rank < group_.size; ++rank) erase_long(place + "/" + std::to_string(rank));
     return all;
   }

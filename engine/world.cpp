@@ -1,6 +1,7 @@
 // engine/world.cpp: the public World over WorldState.
 #include "comm/launcher.h"
 #include "engine/in_process.h"
+#include "engine/tcp_store.h"
 #include "engine/world_state.h"
 #include <tandem/engine.h>
 #include <tandem/world.h>
@@ -43,7 +44,7 @@ World World::from_environment(const WorldOptions& options) {
   check(options);
   return World(std::make_shared<engine::WorldState>(
       comm::rendezvous_from_environment(comm::Deadline::after(options.timeout),
-                                        options.ranks_per_node),
+                                        options.ranks_per_node, engine::open_tcp_store),
       options, engine::make_lanes()));
 }
 

@@ -58,8 +58,12 @@ int launched_ranks() {
   MPI_Initialized(&initialized);
   if (initialized != 0) {
     MPI_Comm_size(MPI_COMM_WORLD, &size);
+    return size;
   }
 #endif
+  if (std::getenv("MASTER_ADDR") != nullptr) {
+    size = std::stoi(std::getenv("WORLD_SIZE"));
+  }
   return size;
 }
 

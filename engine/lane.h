@@ -11,14 +11,17 @@
 #include "comm/data_plane.h"
 #include "comm/deadline.h"
 #include "comm/rendezvous.h"
+#include "engine/trace.h"
 #include "kernels/stream.h"
 #include "zero/torch_device.h"
 
 #include <c10/core/Device.h>
 
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace tandem::engine {
 
@@ -29,10 +32,23 @@ struct Lane {
   // In this order, so that they are destroyed before what they work on.
   std::unique_ptr<zero::TorchDevice> torch;
   std::unique_ptr<kernels::Stream> stream;  // of reductions and gathers
+  std::unique_ptr<comm::DataPlane> host;    // where `plane` is staged through the host's memory
   std::unique_ptr<comm::DataPlane> plane;
+
+  /// Work is done some time after it was given, as on a GPU.
+  bool asynchronous = false;
+
+  /// Notes a reduction from `begin` until now, both on `stream`; by the queue's thread.
+  void reduced(kernels::Mark begin, const Trace::About& about);
+  /// Seconds that the reductions noted so far took, all of them complete; traced as well. `done`: a
+  /// mark behind them, seen complete just now.
+  double take_reductions(const kernels::Mark& done, Trace& trace);
 
   /// LibTorch's stream in the step at hand: norm and update are given to it.
   kernels::Stream* step = nullptr;
+  /// When that stream began to wait for the reductions, and when it had them.
+  kernels::Mark asked;
+  kernels::Mark reductions_done;
 
   /// What the user's stream waits for after a step and the host does not: watched by the progress
   /// thread, so that a rank that is gone does not make the user wait for ever.
@@ -42,6 +58,15 @@ struct Lane {
     std::string what;
   };
   std::optional<Watch> watch;
+
+ private:
+  struct Reduction {
+    kernels::Mark begin;
+    kernels::Mark end;
+    Trace::About about;
+  };
+  std::mutex mutex_;  // guards the next one
+  std::vector<Reduction> reductions_;
 };
 
 /// What a device's plane is made of; see comm/device_data_plane.h.
@@ -67,7 +92,12 @@ class Lanes {
   [[nodiscard]] virtual std::unique_ptr<Lane> open(c10::Device device, const LaneLinks& links) = 0;
 };
 
-/// The CPU, and CUDA devices where this build has CUDA.
-[[nodiscard]] std::unique_ptr<Lanes> make_lanes();
+/// What the ranks of a world are.
+enum class Ranks : std::uint8_t { kProcesses, kThreads };
+
+/// The CPU, and CUDA devices where this build has CUDA. Not for several ranks that are threads:
+/// LibTorch has one thread a process for the backward passes of a GPU, so that a rank that waits
+/// for another one's would wait for itself.
+[[nodiscard]] std::unique_ptr<Lanes> make_lanes(Ranks ranks);
 
 }  // namespace tandem::engine

@@ -139,7 +139,7 @@ void WorldState::arrived(std::int32_t serial, std::int32_t parameter, at::Tensor
   reached(serial);
   const std::lock_guard lock(mutex_);
   EngineCore* core = live_core(serial);
-  if (core == nullptr || broken_) {
+  if (core == nullptr || broken_ || !tracker_->delivers_now()) {
     return;
   }
   const auto name = [&] {
@@ -158,6 +158,10 @@ void WorldState::arrived(std::int32_t serial, std::int32_t parameter, at::Tensor
     }
   } catch (const InvalidArgument& error) {
     throw InvalidArgument(name() + error.what());
+  } catch (const kernels::OutOfDeviceMemory& error) {
+    throw OutOfMemory(name() + error.what());
+  } catch (const kernels::DeviceError& error) {
+    throw DeviceError(name() + error.what());
   }
   trace_->instant(
       "arrival", Trace::Row::kUser,
@@ -316,6 +320,12 @@ void WorldState::launch_due() {
     for (const Launch& one : due) {
       launch(one);
     }
+  } catch (const kernels::OutOfDeviceMemory& error) {
+    break_world(error.what());
+    throw OutOfMemory(error.what());
+  } catch (const kernels::DeviceError& error) {
+    break_world(error.what());
+    throw DeviceError(error.what());
   } catch (const std::exception& error) {  // the other ranks make this launch
     break_world(error.what());
     throw;
@@ -346,11 +356,15 @@ void WorldState::launch(const Launch& due) {
                            .late = due.late};
   trace_->instant("launch", Trace::Row::kUser, about);
   queue_->enqueue([core, post, state, about, trace = trace_, timeout = options_.timeout] {
-    const TraceSpan span(*trace, "fold", Trace::Row::kQueue, about);
+    Lane& lane = *core->lane;
+    const TraceSpan span(*trace, lane.asynchronous ? "give fold" : "fold", Trace::Row::kQueue,
+                         lane.asynchronous ? Trace::About{.engine = about.engine} : about);
+    kernels::Mark begin = lane.stream->record();
     const zero::Range slice = core->shard->slice(about.bucket);
     core->channel->fold(post, slice.begin, slice.numel(), core->shard->accumulator(about.bucket),
                         state, "bucket " + std::to_string(about.bucket),
                         comm::Deadline::after(timeout));
+    lane.reduced(std::move(begin), about);
   });
 }
 

@@ -277,7 +277,9 @@ Lane& WorldState::lane_on(c10::Device device) {
     }
   }
   lanes_.push_back(devices_->open(device, {*rendezvous_, *control_, deadline()}));
-  return *lanes_.back();
+  Lane& lane = *lanes_.back();
+  lane.asynchronous = lane.stream->record().state() != nullptr;
+  return lane;
 }
 
 std::string WorldState::objection_to(c10::Device device, const EngineOptions& options) const {

@@ -133,7 +133,9 @@ void WorldState::wait_for_reductions(StepTimes& times) {
   await_event(queue_->record(), "reductions before the step");
   for (const auto& lane : lanes_) {
     lane->step = &lane->torch->current();
+    lane->asked = lane->step->record();
     lane->step->wait(lane->stream->record());
+    lane->reductions_done = lane->step->record();
   }
   times.exposed = watch.lap();
   const double busy = queue_->busy_seconds();
@@ -204,9 +206,12 @@ void WorldState::joint_norm(Lock& lock, std::vector<Part>& parts, StepResult& re
       part.core->shard->sum_squares(*part.core->lane->step, part.seen);
     }
   }
+  double waited = 0.0;               // for reductions
   for (const auto& lane : lanes_) {  // the one time in a step that the host waits for a device
-    await_mark(*lane, lane->step->record(),
-               "the reductions and their norm, on " + lane->where.str());
+    const kernels::Mark done = lane->step->record();
+    await_mark(*lane, done, "the reductions and their norm, on " + lane->where.str());
+    result.times.reduction += lane->take_reductions(done, *trace_);
+    waited += lane->reductions_done.seconds_since(lane->asked);
   }
   comm::Message words;
   for (Part& part : parts) {
@@ -244,7 +249,8 @@ void WorldState::joint_norm(Lock& lock, std::vector<Part>& parts, StepResult& re
   }
   result.norm = std::sqrt(joint);
   result.denominator = common ? result.denominator : 0.0;
-  result.times.norm = watch.lap();
+  result.times.exposed += waited;
+  result.times.norm = std::max(0.0, watch.lap() - waited);
 }
 
 void WorldState::update_and_gather(const GateMerged& gate,

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <exception>
@@ -16,7 +17,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kRowNames[] = {"user thread", "queue", "agreement"};
+constexpr const char* kRowNames[] = {"user thread", "queue", "agreement", "device"};
 
 std::string path_of_rank(const std::string& path, int rank, int size) {
   if (size == 1) return path;
@@ -104,8 +105,13 @@ std::int64_t Trace::now() {
 }
 
 void Trace::span(const char* name, Row row, std::int64_t begin, const About& about) {
+  span(name, row, begin, now(), about);
+}
+
+void Trace::span(
+    const char* name, Row row, std::int64_t begin, std::int64_t end, const About& about) {
   if (begin < 0) return;
-  add(Event{name, row, begin, now() - begin, about});
+  add(Event{name, row, begin, end - begin, about});
 }
 
 void Trace::instant(const char* name, Row row, const About& about) {
@@ -135,7 +141,9 @@ void Trace::write(const std::deque<Event>& events,
              {"pid", rank_},
              {"name", "process_name"},
              {"args", {{"name", "rank " + std::to_string(rank_)}}}});
-  for (int row = 0; row < 3; ++row) {
+  const bool device = std::any_of(events.begin(), events.end(),
+                                  [](const Event& event) { return event.row == Row::kDevice; });
+  for (int row = 0; row < (device ? 4 : 3); ++row) {
     lines.add({{"ph", "M"},
                {"pid", rank_},
                {"tid", row},

@@ -23,7 +23,7 @@ namespace tandem::engine {
 class Trace {
  public:
   /// Which row of the rank's picture an event stands in.
-  enum class Row : std::uint8_t { kUser, kQueue, kAgreement };
+  enum class Row : std::uint8_t { kUser, kQueue, kAgreement, kDevice };
 
   /// What an event is about; -1: nothing to say.
   struct About {
@@ -64,6 +64,8 @@ class Trace {
   [[nodiscard]] static std::int64_t now();
   /// Something that took from `begin` until now, if recording was on at `begin` (>= 0).
   void span(const char* name, Row row, std::int64_t begin, const About& about);
+  /// The same until `end`, for what is known only later.
+  void span(const char* name, Row row, std::int64_t begin, std::int64_t end, const About& about);
   /// Something that happens now.
   void instant(const char* name, Row row, const About& about);
 

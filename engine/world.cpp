@@ -45,12 +45,14 @@ World World::from_environment(const WorldOptions& options) {
   return World(std::make_shared<engine::WorldState>(
       comm::rendezvous_from_environment(comm::Deadline::after(options.timeout),
                                         options.ranks_per_node, engine::open_tcp_store),
-      options, engine::make_lanes()));
+      options, engine::make_lanes(engine::Ranks::kProcesses)));
 }
 
 std::vector<World> World::in_process(int size, const WorldOptions& options) {
   check(options);
-  return engine::make_in_process(size, options, [](int /*rank*/) { return engine::make_lanes(); });
+  const auto kind = size > 1 ? engine::Ranks::kThreads : engine::Ranks::kProcesses;
+  return engine::make_in_process(size, options,
+                                 [kind](int /*rank*/) { return engine::make_lanes(kind); });
 }
 
 World::World(std::shared_ptr<engine::WorldState> state)
@@ -77,6 +79,7 @@ World::~World() {
 
 int World::rank() const { return state_->group().rank; }
 int World::size() const { return state_->group().size; }
+c10::Device World::gpu() const { return state_->gpu(); }
 
 void World::backward(const at::Tensor& loss, bool retain_graph) {
   state_->backward(loss, retain_graph);

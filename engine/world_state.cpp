@@ -1,8 +1,10 @@
 #include "engine/world_state.h"
 
 #include "comm/planes.h"
+#include "engine/gpu.h"
 #include <tandem/error.h>
 
+#include <algorithm>
 #include <chrono>
 
 namespace tandem::engine {
@@ -56,6 +58,13 @@ void WorldState::finish_lanes() noexcept {
     } catch (...) {  // NOLINT(bugprone-empty-catch): a device that failed does no more work
     }
   }
+}
+
+c10::Device WorldState::gpu() const {
+  const comm::Nodes& nodes = rendezvous_->nodes();
+  const std::vector<int>& local = nodes.ranks_of(nodes.node_of(group_.rank));
+  const auto place = std::find(local.begin(), local.end(), group_.rank) - local.begin();
+  return {c10::kCUDA, static_cast<c10::DeviceIndex>(gpu_of_local_rank(static_cast<int>(place)))};
 }
 
 void WorldState::start_trace(const std::string& path) {

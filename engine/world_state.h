@@ -63,6 +63,7 @@ class WorldState : public hooks::PassSink {
   WorldState& operator=(WorldState&&) = delete;
 
   [[nodiscard]] comm::Group group() const { return group_; }
+  [[nodiscard]] c10::Device gpu() const;
 
   // --- touches.cpp ---
   void backward(const at::Tensor& loss, bool retain_graph);
@@ -149,6 +150,15 @@ class WorldState : public hooks::PassSink {
   auto guarded(Body&& body);
   /// Under the lock.
   void break_world(const std::string& text) noexcept;
+  /// Without it; what a room below could not say in the public types.
+  template <class PublicError>
+  [[noreturn]] void break_world_and_throw(const std::exception& error) {
+    {
+      const std::lock_guard lock(mutex_);
+      break_world(error.what());
+    }
+    throw PublicError(error.what());
+  }
 
   // pass.cpp
   bool advance();
@@ -272,6 +282,10 @@ auto WorldState::guarded(Body&& body) {
     throw;
   } catch (const BackwardFailed&) {
     throw;
+  } catch (const kernels::OutOfDeviceMemory& error) {
+    break_world_and_throw<OutOfMemory>(error);
+  } catch (const kernels::DeviceError& error) {
+    break_world_and_throw<DeviceError>(error);
   } catch (const std::exception& error) {
     const std::lock_guard lock(mutex_);
     break_world(error.what());

@@ -79,7 +79,8 @@ class LeafHook : public torch::autograd::PostAccumulateGradHook {
     if (!slot.defined()) return;  // the previous occupant took it
     // Out of the leaf before anything can throw: a retry would add to what is left there.
     at::Tensor gradient = std::exchange(slot, at::Tensor());
-    const PassState::Entry entry = state->enter();
+    const PassState::Entry entry =
+        state->enter(leaf.device().is_cpu() ? HookThread::kCallers : HookThread::kDevices);
     switch (entry.verdict) {
       case PassState::Verdict::kDeliver:
         // With create_graph the gradient is part of a graph that reaches back to the leaf.

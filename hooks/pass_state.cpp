@@ -50,7 +50,7 @@ class PassState::TaskEnd {
   bool ended_ = false;
 };
 
-PassState::Entry PassState::enter() {
+PassState::Entry PassState::enter(HookThread thread) {
   const int task = torch::autograd::get_current_graph_task_id();
   if (task < 0) {
     throw InvalidArgument(
@@ -76,23 +76,25 @@ PassState::Entry PassState::enter() {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (sink_ == nullptr) return {Verdict::kLeave, nullptr};
     if (joined_ != 0) {
-      const bool nested = opener_ == me;
+      const bool nested =
+          opener_ == me || opener_kind_ == HookThread::kDevices || thread == HookThread::kDevices;
       tasks_.emplace(task, Task{me, nested ? State::kJoined : State::kRefused});
       if (!nested) throw InvalidArgument(kRefusedForThread);
       ++joined_;
       return {Verdict::kDeliver, sink_};
     }
     // A thread that still is inside a refused or failed graph task can only start nested ones.
-    // Taking those for new passes would count half a pass.
+    // Taking those for new passes would count half a pass. (A device's thread may have begun the
+    // next pass already: it does not wait for what has failed to die.)
     for (const auto& [id, known] : tasks_) {
-      if (known.thread == me) {
+      if (thread == HookThread::kCallers && known.thread == me) {
         tasks_.emplace(task, Task{me, State::kRefused});
         throw BackwardFailed(kRefusedInsideFailed);
       }
     }
     sink = sink_;
   }
-  open_pass(task, *sink);
+  open_pass(task, *sink, thread);
   return {Verdict::kDeliver, sink};
 }
 
@@ -109,7 +111,7 @@ bool PassState::find_entry(int task, Entry* entry) const {
   return true;
 }
 
-void PassState::open_pass(int task, PassSink& sink) {
+void PassState::open_pass(int task, PassSink& sink, HookThread thread) {
   const std::thread::id me = std::this_thread::get_id();
   try {
     sink.opened();
@@ -122,6 +124,7 @@ void PassState::open_pass(int task, PassSink& sink) {
   tasks_.emplace(task, Task{me, State::kJoined});
   joined_ = 1;
   opener_ = me;
+  opener_kind_ = thread;
 }
 
 void PassState::task_ended(int task) {
@@ -186,7 +189,15 @@ bool PassState::open() const {
 
 bool PassState::opened_by_this_thread() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return joined_ != 0 && opener_ == std::this_thread::get_id();
+  return joined_ != 0 &&
+         (opener_ == std::this_thread::get_id() || opener_kind_ == HookThread::kDevices);
+}
+
+bool PassState::delivers_now() const {
+  const int task = torch::autograd::get_current_graph_task_id();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = tasks_.find(task);
+  return found != tasks_.end() && found->second.state == State::kJoined;
 }
 
 std::size_t PassState::known_tasks() const {

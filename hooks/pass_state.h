@@ -8,7 +8,11 @@
 // owns
 //    holds a TaskEnd, whose destructor tells. So what is kept about tasks never accumulates.
 // S2 The sink is never called with mutex_ held: it may ask the tracker anything from inside an
-// event. Called by pass_tracker.cpp and leaf_hooks.cpp only.
+// event.
+// S3 Hooks on a GPU's tensors run on one of autograd's device threads, whoever called backward(),
+//    and may still run when it has thrown. So such a thread tells nothing of whose pass it is, and
+//    delivers_now() is asked where a gradient is taken.
+// Called by pass_tracker.cpp and leaf_hooks.cpp only.
 #pragma once
 
 #include <cstddef>
@@ -21,6 +25,9 @@
 namespace tandem::hooks {
 
 class PassSink;
+
+/// Which thread a hook runs on: the one that called backward(), or autograd's for a device (S3).
+enum class HookThread : std::uint8_t { kCallers, kDevices };
 
 class PassState : public std::enable_shared_from_this<PassState> {
  public:
@@ -38,13 +45,16 @@ class PassState : public std::enable_shared_from_this<PassState> {
 
   /// To be called by every hook, inside its graph task: opens a pass, joins the open one, or throws
   /// if the task is refused just now.
-  Entry enter();
+  Entry enter(HookThread thread);
   void disarm();
   /// From now on nothing calls the sink.
   void leave_sink();
 
   [[nodiscard]] bool open() const;
+  /// By this one, or by a device's thread, which may have worked for this one.
   [[nodiscard]] bool opened_by_this_thread() const;
+  /// True if the graph task that the calling thread is in belongs to the open pass.
+  [[nodiscard]] bool delivers_now() const;
   [[nodiscard]] std::size_t known_tasks() const;
 
  private:
@@ -60,7 +70,7 @@ class PassState : public std::enable_shared_from_this<PassState> {
   };
 
   [[nodiscard]] bool find_entry(int task, Entry* entry) const;
-  void open_pass(int task, PassSink& sink);
+  void open_pass(int task, PassSink& sink, HookThread thread);
   void task_ended(int task);
   void task_died(int task) noexcept;
   void forget_pass();
@@ -72,6 +82,7 @@ class PassState : public std::enable_shared_from_this<PassState> {
   std::unordered_map<int, Task> tasks_;
   std::size_t joined_ = 0;  // the pass is open while this is not 0
   std::thread::id opener_;
+  HookThread opener_kind_ = HookThread::kCallers;
 };
 
 }  // namespace tandem::hooks

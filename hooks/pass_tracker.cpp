@@ -37,7 +37,9 @@ class OutputHook : public torch::autograd::FunctionPreHook {
     // A node of several outputs runs the hooks of all of them, also if only a sibling was used.
     if (output_ >= grads.size() || !grads[output_].defined() || only_captures()) return grads;
     if (const std::shared_ptr<PassState> state = state_.lock()) {
-      const PassState::Entry entry = state->enter();
+      const bool on_cpu = grads[output_].device().is_cpu();
+      const PassState::Entry entry =
+          state->enter(on_cpu ? HookThread::kCallers : HookThread::kDevices);
       if (entry.verdict == PassState::Verdict::kDeliver) entry.sink->reached(engine_);
     }
     return grads;
@@ -64,7 +66,7 @@ void PassTracker::track_output(std::int32_t engine, const at::Tensor& output) {
 }
 
 void PassTracker::reach(std::int32_t engine) {
-  const PassState::Entry entry = state_->enter();
+  const PassState::Entry entry = state_->enter(HookThread::kCallers);
   if (entry.verdict == PassState::Verdict::kDeliver) {
     entry.sink->reached(engine);
   }
@@ -75,6 +77,8 @@ bool PassTracker::inside_graph_task() { return torch::autograd::get_current_grap
 bool PassTracker::pass_open() const { return state_->open(); }
 
 bool PassTracker::opened_by_this_thread() const { return state_->opened_by_this_thread(); }
+
+bool PassTracker::delivers_now() const { return state_->delivers_now(); }
 
 std::size_t PassTracker::known_tasks() const { return state_->known_tasks(); }
 

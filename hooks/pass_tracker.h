@@ -13,8 +13,9 @@
 //    was refused and when its pass was abandoned.
 // H3 abandoned() is noted from the destructor of what the graph task owned, on any thread; the sink
 //    must only mark. After disarm() it is not called for the current pass any more.
-// Thread safety: hooks run on the thread of the graph task; attach and detach on the user's.
-// Knows nothing of ranks, buckets or optimizers. Called by engine.
+// Thread safety: hooks run on the threads of the graph task (the caller's for the CPU, autograd's
+// for each device, side by side); attach and detach on the user's. Knows nothing of ranks, buckets
+// or optimizers. Called by engine.
 #pragma once
 
 #include <cstddef>
@@ -116,8 +117,12 @@ class PassTracker {
   /// True on a thread that is inside a graph task now (of anybody).
   [[nodiscard]] static bool inside_graph_task();
   [[nodiscard]] bool pass_open() const;
-  /// True if the open pass was opened by the calling thread.
+  /// True if the open pass was opened by the calling thread, or for anybody by one of autograd's
+  /// device threads.
   [[nodiscard]] bool opened_by_this_thread() const;
+  /// To be asked in arrived(), under the lock that disarm() is called under: false if the pass has
+  /// meanwhile ended without this hook's graph task, as may happen on a device's thread.
+  [[nodiscard]] bool delivers_now() const;
   /// Forgets the open pass without an event: its end is known otherwise. What its graph tasks still
   /// deliver is dropped, and their ends throw BackwardFailed, so that nobody takes them for passes.
   void disarm();

@@ -47,8 +47,14 @@ class WorldBroken : public Error {
   using Error::Error;
 };
 
-/// Shared memory could not be had. Says how much was asked for and what to do.
+/// Shared memory, or a GPU's, could not be had. Says how much was asked for and what to do.
 class OutOfMemory : public Error {
+ public:
+  using Error::Error;
+};
+
+/// A GPU, its driver or NCCL did not do what was asked, or cannot be had. Says which call failed.
+class DeviceError : public Error {
  public:
   using Error::Error;
 };

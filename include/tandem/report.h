@@ -27,7 +27,7 @@ struct EngineStep {
 /// Seconds spent by this rank; not the same on all ranks.
 struct StepTimes {
   double reduction =
-      0.0;  // folding buckets since the last step, on the queue, waiting for peers included
+      0.0;  // of buckets since the last step, waiting for peers included; on a GPU, of its stream
   double exposed = 0.0;  // of that, what step() still had to wait for
   double norm = 0.0;
   double update = 0.0;

@@ -15,6 +15,9 @@
 namespace at {
 class Tensor;
 }
+namespace c10 {
+struct Device;
+}
 
 namespace tandem {
 
@@ -71,6 +74,10 @@ class World {
 
   [[nodiscard]] int rank() const;
   [[nodiscard]] int size() const;
+  /// The GPU for this rank's models: `net->to(world.gpu())` before wrapping them. The ranks of a
+  /// host take its GPUs in turn (those that CUDA_VISIBLE_DEVICES leaves). Loads LibTorch's CUDA
+  /// library. Not collective. Throws DeviceError, saying what is missing, where there is none.
+  [[nodiscard]] c10::Device gpu() const;
 
   // --- training ---
 

@@ -1,11 +1,13 @@
 // tests/support/models.cpp: see models.h.
 #include "tests/support/models.h"
 
+#include "engine/gpu.h"
 #include "tests/support/keyed.h"
 
 #include <torch/nn/functional/linear.h>
 #include <torch/types.h>
 
+#include <cstdlib>
 #include <stdexcept>
 #include <unordered_set>
 #include <utility>
@@ -72,6 +74,25 @@ Net net_of(std::shared_ptr<Tower> tower) {
 
 Net net_of(NamedTensors tensors) {
   return {nullptr, std::move(tensors), [](const at::Tensor& input) { return input; }};
+}
+
+at::Device test_device() {
+  const char* const name = std::getenv("TANDEM_TEST_DEVICE");
+  if (name == nullptr || std::string(name) == "cpu") {
+    return at::kCPU;
+  }
+  if (std::string(name) != "cuda") {
+    throw std::runtime_error(std::string("TANDEM_TEST_DEVICE is '") + name +
+                             "'; it is cpu or cuda");
+  }
+  return {at::kCUDA, static_cast<at::DeviceIndex>(engine::gpu_of_local_rank(0))};
+}
+
+Nets on_test_device(Nets nets) {
+  for (const at::Tensor& parameter : unique_parameters(nets)) {
+    at::Tensor(parameter).set_data(parameter.detach().to(test_device()));
+  }
+  return nets;
 }
 
 std::vector<at::Tensor> unique_parameters(const Nets& nets) {

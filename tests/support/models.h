@@ -66,6 +66,11 @@ using Nets = std::vector<Net>;
 Net net_of(std::shared_ptr<Tower> tower);
 Net net_of(NamedTensors tensors);
 
+/// Where models train and inputs lie: the CPU, or TANDEM_TEST_DEVICE=cuda (the first GPU).
+at::Device test_device();
+/// `nets`, their parameters moved there.
+Nets on_test_device(Nets nets);
+
 /// All parameters of all nets, each tensor once.
 std::vector<at::Tensor> unique_parameters(const Nets& nets);
 

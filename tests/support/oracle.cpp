@@ -226,7 +226,7 @@ class WholeOracle : public TorchOracle {
     }
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       const at::Tensor gradient = parameters_[i].grad();
-      window.sums[i] = gradient.defined() ? gradient.detach().to(at::kFloat) : at::Tensor();
+      window.sums[i] = gradient.defined() ? gradient.detach().cpu().to(at::kFloat) : at::Tensor();
     }
     clear_gradients(parameters_);
     return window;
@@ -236,7 +236,7 @@ class WholeOracle : public TorchOracle {
 }  // namespace
 
 Oracle::Oracle(const Scenario& scenario, int world_size)
-    : scenario_(scenario), world_size_(world_size), nets_(scenario.nets()) {
+    : scenario_(scenario), world_size_(world_size), nets_(on_test_device(scenario.nets())) {
   parameters_ = unique_parameters(nets_);
   std::unordered_map<const void*, std::pair<std::int32_t, std::string>> owner;
   for (std::size_t net = nets_.size(); net-- > 0;) {
@@ -252,7 +252,7 @@ Oracle::Oracle(const Scenario& scenario, int world_size)
     settings_.push_back(
         settings_for(scenario_.engines[static_cast<std::size_t>(net)], name, parameter, own_rate));
     own_rate_.push_back(own_rate);
-    masters_.push_back(parameter.detach().to(at::kFloat).clone().requires_grad_());
+    masters_.push_back(parameter.detach().cpu().to(at::kFloat).clone().requires_grad_());
   }
   denominators_.assign(nets_.size(), 0.0);
 }
@@ -310,7 +310,7 @@ WindowGradients Oracle::gradients(int index) {
           window.sums[i] = torch::zeros(parameters_[i].sizes(), at::kFloat);
         }
         const Wire wire = scenario_.engines[static_cast<std::size_t>(owner_[i])].wire;
-        window.sums[i] += on_the_wire(of_rank[i].detach(), wire).to(at::kFloat);
+        window.sums[i] += on_the_wire(of_rank[i].detach().cpu(), wire).to(at::kFloat);
       }
     }
     for (std::size_t net = 0; net < nets_.size(); ++net) {

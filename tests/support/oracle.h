@@ -1,7 +1,8 @@
 // tests/support/oracle.h: what a scenario must lead to, computed by one process that holds
 // everything.
 //
-// Slow and obvious. Of Tandem it takes value types (settings) only; FunctorOracle also takes the
+// Slow and obvious. Models compute where the test device is, everything else is done on the CPU. Of
+// Tandem it takes value types (settings) only; FunctorOracle also takes the
 // update functors, because it answers whether everything around them kept every bit.
 #pragma once
 

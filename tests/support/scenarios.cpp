@@ -29,7 +29,7 @@ at::Tensor loss_of_b(const Nets& nets, const Place& place) {
 }  // namespace
 
 at::Tensor batch(const Place& place, int stream) {
-  return keyed({4, 8}, key_of({place.step, place.micro_batch(), stream}));
+  return keyed({4, 8}, key_of({place.step, place.micro_batch(), stream})).to(test_device());
 }
 
 Scenario one_engine() {

@@ -1,6 +1,9 @@
 // tests/support/thread_world.cpp: see thread_world.h.
 #include "tests/support/thread_world.h"
 
+#include "engine/in_process.h"
+#include "tests/support/simulated_lanes.h"
+
 #include <ATen/Parallel.h>
 
 #include <gtest/gtest.h>
@@ -39,6 +42,19 @@ WorldOptions on_nodes(WorldOptions options) {
   return options;
 }
 
+/// A world of threads; on simulated GPUs if the environment says so.
+std::vector<World> make_worlds(int size, const WorldOptions& options) {
+  const char* const simulated = std::getenv("TANDEM_TEST_SIMULATED");
+  if (simulated == nullptr) {
+    return World::in_process(size, on_nodes(options));
+  }
+  const bool staged = std::string(simulated) == "staged";
+  const WorldOptions chosen = on_nodes(options);
+  return engine::make_in_process(
+      size, chosen,
+      simulated_lanes(size, staged ? SimulatedPlane::kStaged : SimulatedPlane::kNccl, chosen));
+}
+
 void run_as(World world, const char* kind, const Body& body) {
   // Ranks compute alone: more threads would change the order of sums inside LibTorch.
   at::set_num_threads(1);
@@ -48,6 +64,8 @@ void run_as(World world, const char* kind, const Body& body) {
 }
 
 }  // namespace
+
+bool on_simulated_gpus() { return std::getenv("TANDEM_TEST_SIMULATED") != nullptr; }
 
 WorldOptions patient() { return {.timeout = kPatience}; }
 
@@ -68,7 +86,7 @@ int launched_ranks() {
 }
 
 void on_threads(int size, const WorldOptions& options, const Body& body) {
-  std::vector<World> worlds = World::in_process(size, on_nodes(options));
+  std::vector<World> worlds = make_worlds(size, options);
   std::vector<std::exception_ptr> errors(worlds.size());
   std::vector<std::thread> threads;
   for (std::size_t rank = 0; rank < worlds.size(); ++rank) {
@@ -100,7 +118,9 @@ void on_ranks(const WorldOptions& options, const Body& body, int smallest) {
     run_as(World::from_environment(on_nodes(options)), "processes", body);
     return;
   }
-  if (smallest <= 1) {
+  if (smallest <= 1 && on_simulated_gpus()) {
+    on_threads(1, options, body);
+  } else if (smallest <= 1) {
     run_as(World::from_environment(on_nodes(options)), "alone", body);
   }
   for (const int size : {2, 3}) {

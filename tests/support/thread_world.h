@@ -3,6 +3,8 @@
 //
 // TANDEM_TEST_RANKS_PER_NODE in the environment makes nodes of so many ranks (see WorldOptions) of
 // every world whose options do not say anything else: so every scenario can be run between nodes.
+// TANDEM_TEST_SIMULATED=nccl or staged puts the engines of worlds of threads on simulated GPUs
+// (simulated_lanes.h).
 //
 // Every runner gives each rank its own World, closes it in order when the body returns, and carries
 // every rank's exception home with its rank: a failing rank is never hidden by another that only
@@ -21,6 +23,9 @@ using Body = std::function<void(World&)>;
 /// Long enough for a loaded machine, short enough that a hang ends as a Timeout that names what was
 /// awaited, before the test's own limit.
 inline constexpr std::chrono::seconds kPatience{30};
+
+/// True if worlds of threads, also those of one, train on simulated GPUs.
+bool on_simulated_gpus();
 
 /// Default options with kPatience as deadline.
 WorldOptions patient();

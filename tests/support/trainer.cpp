@@ -25,7 +25,7 @@ double rate_of(const Optimizer& settings) {
 }  // namespace
 
 Trainer::Trainer(World& world, Scenario scenario)
-    : world_(world), scenario_(std::move(scenario)), nets_(scenario_.nets()) {
+    : world_(world), scenario_(std::move(scenario)), nets_(on_test_device(scenario_.nets())) {
   for (std::size_t i = 0; i < nets_.size(); ++i) {
     Net& net = nets_[i];
     if (net.tower) {

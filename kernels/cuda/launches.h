@@ -3,13 +3,13 @@
 // All are asynchronous on `stream`, whose device is current; numel 0 launches nothing. All are
 // deterministic, also from one GPU to another: an element's arithmetic depends on no grid, and the
 // norm's sums across warps are integers. Errors of the launch itself are thrown as DeviceError;
-// what a kernel does wrong shows at a later call. Called by kernels/cuda's device and table.
+// what a kernel does wrong shows at a later call.
+// Called by kernels/cuda's device and table.
 #pragma once
 
 #include "kernels/cuda/fold_body.h"
-#include "kernels/cuda/geometry.h"
+#include "kernels/cuda/norm_body.h"
 #include "kernels/cuda/update_body.h"
-#include "kernels/superaccumulator.h"
 
 #include <cuda_runtime_api.h>
 
@@ -27,31 +27,9 @@ void launch_widen(cudaStream_t stream, const WidenLaunch& widen);
 /// Reads the slices once and the accumulator unless fresh, and writes it: what kernels/fold.h says.
 void launch_fold(cudaStream_t stream, const FoldLaunch& fold);
 
-struct UpdateLaunch {
-  const Piece* pieces = nullptr;  // [count], device
-  std::int64_t count = 0;
-  const Fragment* fragments = nullptr;    // device
-  const std::int32_t* rule_of = nullptr;  // per fragment, into rules, or UpdateRules::kSkip; device
-  const RuleSlot* rules = nullptr;        // device
-};
-
 /// Updates the pieces whose fragments have a rule of that kind (an index of Update), each by one
 /// warp. Moves what kernels/update.h says, and some 20 bytes a piece.
 void launch_update(cudaStream_t stream, std::int32_t kind, const UpdateLaunch& update);
-
-struct SquaresLaunch {
-  /// Blocks of the first of the two launches; each leaves its words.
-  static constexpr std::int64_t kMostBlocks = 1024;
-  static constexpr std::size_t kPartialBytes =
-      kMostBlocks * Superaccumulator::kWords * sizeof(std::int64_t);
-
-  const Piece* pieces = nullptr;  // [count], device
-  std::int64_t count = 0;
-  const Fragment* fragments = nullptr;    // device
-  const unsigned char* chosen = nullptr;  // per fragment, device
-  std::int64_t* partials = nullptr;       // kPartialBytes, device; undefined before and after
-  std::int64_t* words = nullptr;          // [Superaccumulator::kWords], device: the result
-};
 
 /// The words of a superaccumulator to which the 1,024-blocks of the chosen fragments' gradients
 /// were added. Two launches. Reads 4 bytes an element of the chosen.

@@ -47,8 +47,8 @@ __global__ void __launch_bounds__(kThreads)
     std::int64_t sum = 0;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) sum += words[w][threadIdx.x];
-    // Word by word, so that the second kernel reads neighbours.
-    squares.partials[std::int64_t{threadIdx.x} * gridDim.x + blockIdx.x] = sum;
+    const int word = static_cast<int>(threadIdx.x);
+    squares.partials[partial_index(word, blockIdx.x, gridDim.x)] = sum;
   }
 }
 
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ typename Reduce::TempStorage storage;
   std::int64_t sum = 0;
   for (int b = static_cast<int>(threadIdx.x); b < launch.blocks; b += kThreads) {
-    sum += launch.partials[std::int64_t{blockIdx.x} * launch.blocks + b];
+    sum += launch.partials[partial_index(static_cast<int>(blockIdx.x), b, launch.blocks)];
   }
   sum = Reduce(storage).Sum(sum);
   if (threadIdx.x == 0) launch.words[blockIdx.x] = sum;
@@ -74,9 +74,7 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void launch_sum_squares(cudaStream_t stream, const SquaresLaunch& squares) {
-  const std::int64_t wanted = blocks_for(squares.count, kWarps);
-  const std::int64_t blocks =
-      wanted < SquaresLaunch::kMostBlocks ? wanted : SquaresLaunch::kMostBlocks;
+  const std::int64_t blocks = squares_blocks(squares.count);
   launch("the norm's kernel", squares_kernel, blocks, stream, squares);
   const PartialsLaunch partials{squares.partials, static_cast<std::int32_t>(blocks), squares.words};
   launch("the norm's second kernel", partials_kernel, kWords, stream, partials);

@@ -10,11 +10,13 @@
 #pragma once
 
 #include "kernels/cuda/elements.h"
+#include "kernels/cuda/fragment.h"
 #include "kernels/cuda/geometry.h"
 #include "kernels/inline.h"
 #include "kernels/norm.h"
 #include "kernels/superaccumulator.h"
 
+#include <cstddef>
 #include <cstdint>
 
 namespace tandem::kernels::cuda {
@@ -67,6 +69,32 @@ TANDEM_KERNEL_INLINE std::int64_t word_of(double x, int word) {
   if (digit == 1) return static_cast<std::int64_t>((mantissa >> (32 - shift)) & 0xFFFFFFFFU);
   if (digit == 2 && shift > 0) return static_cast<std::int64_t>(mantissa >> (64 - shift));
   return 0;
+}
+
+struct SquaresLaunch {
+  /// Blocks of the first of the two launches; each leaves its words.
+  static constexpr std::int64_t kMostBlocks = 1024;
+  static constexpr std::size_t kPartialBytes =
+      kMostBlocks * Superaccumulator::kWords * sizeof(std::int64_t);
+
+  const Piece* pieces = nullptr;  // [count], device
+  std::int64_t count = 0;
+  const Fragment* fragments = nullptr;    // device
+  const unsigned char* chosen = nullptr;  // per fragment, device
+  std::int64_t* partials = nullptr;       // kPartialBytes, device; undefined before and after
+  std::int64_t* words = nullptr;          // [Superaccumulator::kWords], device: the result
+};
+
+/// Where thread block `block` of `blocks` leaves word `word`: word by word, so that the second
+/// kernel reads neighbours.
+TANDEM_KERNEL_INLINE std::int64_t partial_index(int word, std::int64_t block, std::int64_t blocks) {
+  return word * blocks + block;
+}
+
+/// Thread blocks of the first launch.
+inline std::int64_t squares_blocks(std::int64_t pieces) {
+  const std::int64_t wanted = blocks_for(pieces, kWarps);
+  return wanted < SquaresLaunch::kMostBlocks ? wanted : SquaresLaunch::kMostBlocks;
 }
 
 }  // namespace tandem::kernels::cuda

@@ -10,7 +10,6 @@
 #include "kernels/cuda/update_body.h"
 
 #include <array>
-#include <type_traits>
 #include <utility>
 #include <variant>
 
@@ -20,19 +19,9 @@ namespace {
 template <int kKind>
 __global__ void __launch_bounds__(kThreads, 3)
     update_kernel(const __grid_constant__ UpdateLaunch update) {
-  using Functor = std::variant_alternative_t<kKind, Update>;
-  static_assert(std::is_trivially_copyable_v<Functor>, "rules are uploaded as bytes");
-  static_assert(sizeof(Functor) <= RuleSlot::kFunctorBytes && alignof(Functor) <= 16,
-                "RuleSlot holds every functor");
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   for (std::int64_t p = warp_of_grid(); p < update.count; p += warps_of_grid()) {
-    const Piece piece = update.pieces[p];
-    const std::int32_t rule = update.rule_of[piece.fragment];
-    if (rule < 0) continue;
-    const RuleSlot& slot = update.rules[rule];
-    if (slot.kind != kKind) continue;
-    const Functor functor = *reinterpret_cast<const Functor*>(slot.functor);
-    update_lane(functor, update.fragments[piece.fragment], piece, lane);
+    update_piece<kKind>(update, p, lane);
   }
 }
 

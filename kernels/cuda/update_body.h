@@ -8,6 +8,7 @@
 
 #include "kernels/bf16.h"
 #include "kernels/cuda/elements.h"
+#include "kernels/cuda/fragment.h"
 #include "kernels/cuda/geometry.h"
 #include "kernels/fp16.h"
 #include "kernels/inline.h"
@@ -16,41 +17,9 @@
 
 #include <cstdint>
 #include <type_traits>
+#include <variant>
 
 namespace tandem::kernels::cuda {
-
-enum class Stored : std::uint8_t { kFp32, kBf16Masters, kBf16Remainders, kFp16Masters };
-
-/// UpdateArrays as a kernel reads them.
-struct Fragment {
-  const float* grad = nullptr;
-  void* param = nullptr;
-  float* master = nullptr;
-  std::uint16_t* remainder = nullptr;
-  float* state[kMaxStates] = {};
-  Stored stored = Stored::kFp32;
-  bool vector = false;  // every array there is begins where groups do (E1)
-};
-
-inline Fragment fragment_of(const UpdateArrays& arrays) {
-  Fragment fragment;
-  fragment.grad = arrays.grad;
-  fragment.param = arrays.param;
-  fragment.master = arrays.master;
-  fragment.remainder = arrays.remainder;
-  fragment.stored = arrays.remainder != nullptr              ? Stored::kBf16Remainders
-                    : arrays.param_dtype == Dtype::kBFloat16 ? Stored::kBf16Masters
-                    : arrays.param_dtype == Dtype::kFloat16  ? Stored::kFp16Masters
-                                                             : Stored::kFp32;
-  fragment.vector = vector_start(arrays.grad, 4) &&
-                    vector_start(arrays.param, bytes_of(arrays.param_dtype)) &&
-                    vector_start(arrays.master, 4) && vector_start(arrays.remainder, 2);
-  for (std::size_t k = 0; k < kMaxStates; ++k) {
-    fragment.state[k] = arrays.state[k];
-    fragment.vector = fragment.vector && vector_start(arrays.state[k], 4);
-  }
-  return fragment;
-}
 
 /// One rule as a kernel reads it: the functor's bytes behind its index in Update.
 struct alignas(16) RuleSlot {
@@ -174,6 +143,31 @@ TANDEM_KERNEL_INLINE void update_lane(const Functor& functor,
     case Stored::kFp16Masters:
       return update_lane<Functor, Stored::kFp16Masters>(functor, fragment, piece, lane);
   }
+}
+
+struct UpdateLaunch {
+  const Piece* pieces = nullptr;  // [count], device
+  std::int64_t count = 0;
+  const Fragment* fragments = nullptr;    // device
+  const std::int32_t* rule_of = nullptr;  // per fragment, into rules, or UpdateRules::kSkip; device
+  const RuleSlot* rules = nullptr;        // device
+};
+
+/// Lane `lane`'s part of piece `p`, in the launch for rules of kind kKind: nothing where the
+/// piece's fragment has no rule, or one of another kind.
+template <int kKind>
+TANDEM_KERNEL_INLINE void update_piece(const UpdateLaunch& update, std::int64_t p, int lane) {
+  using Functor = std::variant_alternative_t<kKind, Update>;
+  static_assert(std::is_trivially_copyable_v<Functor>, "rules are uploaded as bytes");
+  static_assert(sizeof(Functor) <= RuleSlot::kFunctorBytes && alignof(Functor) <= 16,
+                "RuleSlot holds every functor");
+  const Piece piece = update.pieces[p];
+  const std::int32_t rule = update.rule_of[piece.fragment];
+  if (rule < 0) return;
+  const RuleSlot& slot = update.rules[rule];
+  if (slot.kind != kKind) return;
+  const Functor functor = *reinterpret_cast<const Functor*>(slot.functor);
+  update_lane(functor, update.fragments[piece.fragment], piece, lane);
 }
 
 }  // namespace tandem::kernels::cuda

@@ -4,7 +4,7 @@
 //
 // Register use is bounded so that three blocks share a multiprocessor: 24 warps with 64 bytes a
 // lane in flight are 48 KB, above the 25 KB that 4.8 TB/s times 0.7 us are for each of an H200's
-// 132. With four blocks the largest functors would spill.
+// 132. Functors with three states, which move 80 bytes and would spill, make do with two blocks.
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/launches.h"
 #include "kernels/cuda/update_body.h"
@@ -17,7 +17,10 @@ namespace tandem::kernels::cuda {
 namespace {
 
 template <int kKind>
-__global__ void __launch_bounds__(kThreads, 3)
+constexpr int kBlocksTogether = std::variant_alternative_t<kKind, Update>::kStates == 3 ? 2 : 3;
+
+template <int kKind>
+__global__ void __launch_bounds__(kThreads, kBlocksTogether<kKind>)
     update_kernel(const __grid_constant__ UpdateLaunch update) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   for (std::int64_t p = warp_of_grid(); p < update.count; p += warps_of_grid()) {

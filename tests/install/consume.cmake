@@ -27,6 +27,7 @@ set(configure ${CMAKE_COMMAND} -G Ninja -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLA
     -DCMAKE_EXPORT_COMPILE_COMMANDS=ON)
 if(CCACHE)
   set(ENV{CMAKE_CXX_COMPILER_LAUNCHER} ${CCACHE})
+  set(ENV{CMAKE_CUDA_COMPILER_LAUNCHER} ${CCACHE})
   set(ENV{CCACHE_SLOPPINESS} pch_defines,time_macros,include_file_mtime,include_file_ctime)
 endif()
 

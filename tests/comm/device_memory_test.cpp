@@ -4,7 +4,7 @@
 #include "comm/device_staging_pool.h"
 #include "comm/mark_wait.h"
 #include "kernels/cpu_device.h"
-#include "tests/comm/thread_ranks.h"
+#include "tests/comm/device_rig.h"
 #include <tandem/error.h>
 
 #include <gmock/gmock.h>
@@ -159,6 +159,30 @@ TEST(RetiredMemory, IsWaitedForInTheEnd) {
   device.join();
   EXPECT_TRUE(was_kept);
   EXPECT_EQ(memory.use_count(), 1);
+}
+
+TEST(Scratch, KeepsWhatWorkUsesWhenItGrowsAndWhenItGoes) {
+  for (const bool grows : {true, false}) {
+    WatchedDevice device({1, 5000});  // sees what is written after it was freed
+    const auto stream = device.make_stream(kernels::Priority::kNormal);
+    RetiredMemory retired;
+    Scratch scratch(device, *stream, retired);
+    scratch.grow(400, "engine 'critic'");
+    for (int i = 0; i < 5; ++i) {
+      const Scratch::Lease lease(scratch);
+      device.fill(*stream, reinterpret_cast<float*>(lease.data()), 1.0F, 100);
+    }
+    if (!grows) continue;
+    {
+      // While a fold gives its work, an engine is made, and what was given before is done.
+      const Scratch::Lease lease(scratch);
+      scratch.grow(800, "engine 'actor'");
+      ASSERT_TRUE(stream->record().wait_until(patient().at));
+      device.fill(*stream, reinterpret_cast<float*>(lease.data()), 1.0F, 100);
+      EXPECT_NE(Scratch::Lease(scratch).data(), lease.data());
+    }
+    retired.sweep();
+  }
 }
 
 struct AwaitTest : testing::Test {

@@ -37,7 +37,7 @@ std::string host_key() {
 
 std::vector<std::shared_ptr<Segment>> exchange_by_address(Rendezvous& rendezvous,
                                                           const std::string& what,
-                                                          std::shared_ptr<Segment> mine,
+                                                          const std::shared_ptr<Segment>& mine,
                                                           Deadline deadline) {
   const auto [my_rank, size] = rendezvous.group();
   const auto addresses = rendezvous.all_gather(what, mine->address().text(), deadline);
@@ -58,7 +58,7 @@ std::vector<std::shared_ptr<Segment>> exchange_by_address(Rendezvous& rendezvous
   }
   // Also says that all ranks have mapped what they need, before anybody may go on and end.
   for (const std::string& text : rendezvous.all_gather(what, failure, deadline)) {
-    if (!text.empty()) throw SystemError(what + ": " + text);
+    if (!text.empty()) throw SystemError(std::string(what).append(": ").append(text));
   }
   return segments;
 }

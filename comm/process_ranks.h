@@ -18,7 +18,7 @@ namespace tandem::comm {
 /// Rendezvous::exchange by way of all_gather() and /proc: every rank maps the segments of its node.
 std::vector<std::shared_ptr<Segment>> exchange_by_address(Rendezvous& rendezvous,
                                                           const std::string& what,
-                                                          std::shared_ptr<Segment> mine,
+                                                          const std::shared_ptr<Segment>& mine,
                                                           Deadline deadline);
 
 }  // namespace tandem::comm

@@ -1,8 +1,8 @@
 // comm/rendezvous.h: how the ranks of one world find each other, show each other memory where they
 // share a node, and get messengers where they do not.
 //
-// Blocking and collective, used when a world or an engine is made; never while training. Three
-// implementations: MPI processes, threads of one process, and one rank alone.
+// Blocking and collective, used when a world or an engine is made; never while training. Four
+// implementations: processes over MPI or over a store, threads of one process, one rank alone.
 //
 // Thread safety: one thread a rank at a time.
 // Called by comm (planes) and engine (World).

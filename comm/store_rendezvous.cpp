@@ -71,7 +71,7 @@ class StoreRendezvous final : public Rendezvous {
   std::vector<std::shared_ptr<Segment>> exchange(const std::string& what,
                                                  std::shared_ptr<Segment> mine,
                                                  Deadline deadline) override {
-    return exchange_by_address(*this, what, std::move(mine), deadline);
+    return exchange_by_address(*this, what, mine, deadline);
   }
 
   std::unique_ptr<Messenger> make_messenger(const std::string& what, Deadline deadline) override {

@@ -179,10 +179,11 @@ class TcpStore final : public comm::Store {
                           ": " + words_of(error) + "; does anything else listen there?");
       }
     }
-    throw Timeout("making the world: rank " + std::to_string(launch.rank) + " found no store at " +
-                  at + " by the deadline: rank 0 of " + std::to_string(launch.size) +
-                  " did not come (" + server_ +
-                  " keeps it); was it started, and do all ranks have the same MASTER_ADDR and "
+    // The same on all ranks.
+    const std::string who = launch.agent_hosts ? "nobody answers" : "rank 0 did not come";
+    throw Timeout("making the world of " + std::to_string(launch.size) + " ranks: " + who +
+                  " by the deadline: there is no store at " + at + ", which " + server_ +
+                  " keeps; was it started, and do all ranks have the same MASTER_ADDR and "
                   "MASTER_PORT?");
   }
 

@@ -56,9 +56,9 @@ class [[nodiscard]] Scope {
 /// Timeout, Mismatch, BackwardFailed and WorldBroken.
 class World {
  public:
-  /// Under mpirun or srun: its ranks, on one host or several; those of a host share memory. Started
-  /// alone: one rank. Collective. Throws SystemError if a launcher says more ranks than there are
-  /// (N silent worlds of one), or if MPI cannot serve threads.
+  /// The ranks of mpirun, torchrun or srun, on one host or several; those of a host share memory.
+  /// Started alone: one rank. Collective. Throws SystemError if what the launcher says cannot be
+  /// kept (N silent worlds of one, a missing variable, MPI without threads), Timeout.
   static World from_environment(const WorldOptions& options = {});
 
   /// `size` ranks in this process, one for each thread that the caller runs: move each World into

@@ -1,6 +1,6 @@
 // A program that is started over a store, by torchrun_like.sh: what a launch without MPI promises.
 //   worlds   makes worlds one after another and one beside another, trains in each, closes them
-//   absent   rank 2 of 3 was not started: the others say so, all the same, at their deadline
+//   absent   RANK of 3 was not started: the others say so, all the same, at their deadline
 //   dead     rank 0, whose process keeps the store, ends without a word while ranks of other nodes
 //            wait for it: they get an error in good time
 //   refused  TEXT: making a world is a SystemError that holds TEXT
@@ -55,11 +55,13 @@ int worlds(const tandem::WorldOptions& options) {
   return 0;
 }
 
-int absent() {
+int absent(const std::string& rank) {
   try {
     tandem::World::from_environment({.timeout = std::chrono::seconds(3)});
   } catch (const tandem::Timeout& error) {
-    const bool named = std::strstr(error.what(), "rank 2 of 3 did not come") != nullptr;
+    const std::string expected =
+        rank == "0" ? "3 ranks: rank 0 did not come" : "rank " + rank + " of 3 did not come";
+    const bool named = std::strstr(error.what(), expected.c_str()) != nullptr;
     return named ? 0 : fail(error.what());
   }
   return fail("a world of 3 was made of 2");
@@ -130,7 +132,7 @@ int main(int argc, char** argv) {
       if (argc > 2) options.ranks_per_node = std::stoi(argv[2]);
       return worlds(options);
     }
-    if (mode == "absent") return absent();
+    if (mode == "absent" && argc > 2) return absent(argv[2]);
     if (mode == "dead") return dead(options);
     if (mode == "refused" && argc > 2) return refused(argv[2]);
     if (mode == "taken") return taken();

@@ -10,24 +10,17 @@
 //    way: the mutex. None of them waits for a peer.
 #include "comm/nccl_library.h"
 
+#include "kernels/cuda_device.h"
 #include <tandem/error.h>
 
 #include <cuda_runtime.h>
 #include <nccl.h>
 
 #include <chrono>
-#include <cstdint>
 #include <cstring>
 #include <mutex>
 #include <thread>
 #include <utility>
-
-namespace tandem::kernels {
-
-/// Of kernels/cuda_device.h: the cudaStream_t of a CUDA device's stream.
-std::uintptr_t native_cuda_stream(Stream& stream);
-
-}  // namespace tandem::kernels
 
 namespace tandem::comm {
 

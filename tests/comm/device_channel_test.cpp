@@ -178,7 +178,7 @@ TEST_P(DeviceChannels, ManyPostsAndGathersInFlightKeepTheirBits) {
         }
         EXPECT_EQ(number, kPosts);
       };
-      on_device_ranks(GetParam(), size, body, {.nodes = {}, .max_us = 400, .seed = seed});
+      on_device_ranks(GetParam(), size, body, {.shape = {}, .max_us = 400, .seed = seed});
     }
   }
 }
@@ -264,7 +264,7 @@ TEST_P(DeviceChannels, WhatIsGivenBackUnwrittenIsStillWaitedFor) {
                       ++number;
                     }
                   },
-                  {.nodes = {}, .max_us = 3000, .seed = 1});
+                  {.shape = {}, .max_us = 3000, .seed = 1});
 }
 
 TEST_P(DeviceChannels, StagingIsRefusedBeyondTheSpecAndFreedWhenIdle) {
@@ -419,7 +419,7 @@ TEST_P(DeviceChannels, MayGoWhileTheirWorkIsUnderWay) {
       const std::size_t slots = on.device.allocated();
       EXPECT_LT(slots, kSpec.parameter_bytes + 2 * larger.largest_staging);
     };
-    on_device_ranks(GetParam(), 2, body, {.nodes = {}, .max_us = 3000, .seed = seed});
+    on_device_ranks(GetParam(), 2, body, {.shape = {}, .max_us = 3000, .seed = seed});
   }
 }
 
@@ -448,7 +448,7 @@ TEST_P(DeviceChannels, CountWhatComesFromOtherNodes) {
     const std::uint64_t far = on.rank == 2 ? 2 : 1;
     EXPECT_EQ(channel->between_nodes_bytes(), far * (4 * 2048 + 1000));
   };
-  on_device_ranks(GetParam(), 3, body, {.nodes = ThreadNodes{2, {}, MessageDelays{1, 200}}});
+  on_device_ranks(GetParam(), 3, body, {.shape = {ThreadNodes{2, {}, MessageDelays{1, 200}}}});
 }
 
 }  // namespace

@@ -140,7 +140,7 @@ struct DeviceRank {
 };
 
 struct RigOptions {
-  ThreadNodes nodes = {};
+  RankShape shape = {};
   std::int64_t max_us = 300;  // delays of every piece of work
   std::uint64_t seed = 1;
 };
@@ -169,7 +169,7 @@ inline void on_device_ranks(Way way,
         DeviceRank view{rendezvous, *control, *host, device, *stream, *user, *plane, rank, size};
         body(view);
       },
-      options.nodes);
+      options.shape);
 }
 
 inline void on_device_ranks(Way way,

@@ -1,6 +1,7 @@
 // What is NCCL's own: which calls are made, on which stream, and what follows when one fails or
 // hangs. What all channels over devices do is in device_channel_test.cpp.
 #include "comm/nccl_library.h"
+#include "kernels/cuda_device.h"
 #include "tests/comm/device_rig.h"
 #include <tandem/error.h>
 
@@ -236,7 +237,7 @@ TEST(NcclChannel, MayGoWithItsPlaneWhileAPeerHangs) {
                     on.device.copy(on.user, parameters.get(), values.data(), 1024);
                     channel->post_gather({on.user.record()});
                   },
-                  {.nodes = {}, .max_us = 5000, .seed = 1});
+                  {.shape = {}, .max_us = 5000, .seed = 1});
   EXPECT_LT(Clock::now() - begin, std::chrono::seconds(20));
   EXPECT_EQ(nccl.calls_after_abort(0) + nccl.calls_after_abort(1), 0);
 }
@@ -335,8 +336,8 @@ TEST_F(FakeNcclTest, SeesCallsOutsideOfGroupsAndOverlappingReceives) {
                                             HasSubstr("two streams")));
 }
 
-#ifndef TANDEM_HAVE_CUDA
 TEST(NcclLibrary, IsMissingInABuildWithoutCuda) {
+  if (kernels::cuda_built()) GTEST_SKIP() << "built with CUDA";
   try {
     static_cast<void>(make_nccl_library(0));
     ADD_FAILURE() << "there is none";
@@ -344,7 +345,23 @@ TEST(NcclLibrary, IsMissingInABuildWithoutCuda) {
     EXPECT_THAT(error.what(), HasSubstr("TANDEM_CUDA=ON"));
   }
 }
-#endif
+
+// It is linked and loaded; what needs a GPU says so.
+TEST(NcclLibrary, RefusesToJoinWithoutAGpuOrWithAForeignIdentifier) {
+  if (!kernels::cuda_built()) GTEST_SKIP() << "built without CUDA";
+  const auto library = make_nccl_library(0);
+  const auto reason = [&](const std::string& id) -> std::string {
+    try {
+      static_cast<void>(library->join(id, {0, 2}, soon()));
+    } catch (const kernels::DeviceError& error) {
+      return error.what();
+    }
+    return "joined";
+  };
+  EXPECT_THAT(reason("fake"), HasSubstr("identifier of 4 bytes"));
+  if (kernels::cuda_device_count() > 0) return;
+  EXPECT_THAT(reason(std::string(128, 'x')), HasSubstr("cuda"));
+}
 
 }  // namespace
 }  // namespace tandem::comm

@@ -87,8 +87,8 @@ class LatePlane final : public DataPlane {
 // Y1: the host's two staging slots are written again and again, by ranks of different pace.
 TEST(StagedChannel, KeepsItsBitsForEveryDivisionIntoNodes) {
   for (const int size : {2, 3, 4}) {
-    for (const ThreadNodes& nodes : node_shapes(size)) {
-      SCOPED_TRACE(describe(size, nodes));
+    for (const RankShape& shape : node_shapes(size)) {
+      SCOPED_TRACE(describe(size, shape));
       const auto body = [&](DeviceRank& on) {
         const auto channel = on.plane.open(kSpec, patient());
         Reducer reducer(on, *channel);
@@ -107,7 +107,7 @@ TEST(StagedChannel, KeepsItsBitsForEveryDivisionIntoNodes) {
           ++number;
         }
       };
-      on_device_ranks(Way::kStaged, size, body, {.nodes = nodes});
+      on_device_ranks(Way::kStaged, size, body, {.shape = shape});
     }
   }
 }
@@ -115,8 +115,8 @@ TEST(StagedChannel, KeepsItsBitsForEveryDivisionIntoNodes) {
 // Y2: every gather is of the same bytes, and ranks take them late.
 TEST(StagedChannel, MirrorsParametersForOneGatherAfterAnother) {
   for (const int size : {2, 3}) {
-    for (const ThreadNodes& nodes : node_shapes(size)) {
-      SCOPED_TRACE(describe(size, nodes));
+    for (const RankShape& shape : node_shapes(size)) {
+      SCOPED_TRACE(describe(size, shape));
       const auto body = [&](DeviceRank& on) {
         LatePlane late(on.host, on.rank);
         const auto plane =
@@ -152,7 +152,7 @@ TEST(StagedChannel, MirrorsParametersForOneGatherAfterAnother) {
           }
         }
       };
-      on_device_ranks(Way::kStaged, size, body, {.nodes = nodes});
+      on_device_ranks(Way::kStaged, size, body, {.shape = shape});
     }
   }
 }

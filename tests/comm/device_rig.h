@@ -168,6 +168,8 @@ inline void on_device_ranks(Way way,
                 : make_nccl_data_plane(links, size == 1 ? nullptr : nccl.library(rank), patient());
         DeviceRank view{rendezvous, *control, *host, device, *stream, *user, *plane, rank, size};
         body(view);
+        // Before a plane may go, its peers have what it sent: see comm/nccl.h.
+        rendezvous.all_gather("the end of the test", "", patient());
       },
       options.shape);
 }

@@ -54,7 +54,7 @@ TEST(NcclChannel, MakesOneGroupAReductionOnThePlanesStream) {
     EXPECT_TRUE(same_bits(sums.back(), expected_sum(all, 3, on.rank, 3, 0.0F)));
     EXPECT_TRUE(same_bits(of_other.sums().front(), expected_sum(whole, 1, on.rank, 3, 0.0F)));
   });
-  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(nccl.groups_cut_off(rank), 0);
+  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(nccl.cut_off(rank), 0);
 }
 
 TEST(NcclChannel, GathersEqualPartsInARowByOneAllGather) {
@@ -334,6 +334,23 @@ TEST_F(FakeNcclTest, SeesCallsOutsideOfGroupsAndOverlappingReceives) {
   EXPECT_THAT(nccl.take_problems(),
               testing::UnorderedElementsAre(HasSubstr("outside"), HasSubstr("overlap"),
                                             HasSubstr("two streams")));
+}
+
+// The rank's own work is done, and yet it must not go.
+TEST_F(FakeNcclTest, SeesAnEndBeforePeersHaveReceived) {
+  std::vector<std::byte> memory[2] = {std::vector<std::byte>(800), std::vector<std::byte>(800)};
+  on_two([&](NcclCommunicator& communicator, kernels::Stream& stream, int rank) {
+    communicator.group_start();
+    if (rank == 0) {
+      communicator.send(memory[0].data(), kNumel, Dtype::kFloat32, 1, stream);
+      communicator.send(memory[0].data() + 400, kNumel, Dtype::kFloat32, 1, stream);
+    } else {
+      communicator.receive(memory[1].data(), kNumel, Dtype::kFloat32, 0, stream);
+    }
+    communicator.group_end(patient());
+  });
+  EXPECT_EQ(nccl.cut_off(0), 1);
+  EXPECT_EQ(nccl.cut_off(1), 0);
 }
 
 TEST(NcclLibrary, IsMissingInABuildWithoutCuda) {

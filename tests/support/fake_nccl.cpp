@@ -27,7 +27,9 @@ struct Call {
   const std::byte* from = nullptr;  // of what leaves this rank
   std::byte* to = nullptr;          // of what arrives
   std::size_t bytes = 0;
-  int peer = 0;                // or root
+  int peer = 0;  // or root
+  std::shared_ptr<std::vector<std::byte>> kept =
+      nullptr;                 // of a send that does not wait for its receive
   std::string said;            // what must be equal on both sides, or on all
   std::size_t collective = 0;  // its number, of collectives
 };
@@ -65,7 +67,7 @@ struct FakeNccl::State {
     std::int64_t all_gathers = 0;
     std::int64_t broadcasts = 0;
     std::int64_t aborts = 0;
-    std::int64_t groups_cut_off = 0;
+    std::int64_t cut_off = 0;
     std::vector<std::uintptr_t> streams;
   };
   /// What the ranks of one communicator share.
@@ -89,6 +91,7 @@ struct FakeNccl::State {
   std::map<std::string, std::shared_ptr<Wire>> wires;
   std::vector<std::string> problems;
   int ids = 0;
+  std::uint64_t sends = 0;
 
   Rank& of(int rank) { return ranks.at(static_cast<std::size_t>(rank)); }
 
@@ -114,7 +117,7 @@ struct FakeNccl::State {
       } else {
         std::memcpy(receive.call.to, send.call.from, send.call.bytes);
       }
-      done(send);
+      if (send.call.kept == nullptr) done(send);
       done(receive);
     }
   }
@@ -135,6 +138,27 @@ struct FakeNccl::State {
     }
     for (const auto& [rank, waits] : collective.arrived) done(waits);
     collective.arrived.clear();
+  }
+
+  /// Every other send is done for its rank when it has been buffered.
+  void send(Wire& wire, Waiting waiting) {
+    Call& call = waiting.call;
+    if (++sends % 2 == 0) {
+      call.kept = std::make_shared<std::vector<std::byte>>(call.from, call.from + call.bytes);
+      call.from = call.kept->data();
+      done(waiting);
+    }
+    const std::pair<int, int> pair{waiting.work->rank, call.peer};
+    wire.sends[pair].push_back(std::move(waiting));
+    match_transfers(wire, pair);
+  }
+
+  [[nodiscard]] static std::int64_t not_received(const Wire& wire, int rank) {
+    std::int64_t count = 0;
+    for (const auto& [pair, queue] : wire.sends) {
+      if (pair.first == rank) count += static_cast<std::int64_t>(queue.size());
+    }
+    return count;
   }
 
   void leave(Wire& wire, int rank) {
@@ -161,8 +185,7 @@ void perform(FakeNccl::State& state,
       const Waiting waiting{work, call};
       switch (call.kind) {
         case Call::Kind::kSend:
-          wire.sends[{work->rank, call.peer}].push_back(waiting);
-          state.match_transfers(wire, {work->rank, call.peer});
+          state.send(wire, waiting);
           break;
         case Call::Kind::kReceive:
           wire.receives[{call.peer, work->rank}].push_back(waiting);
@@ -187,7 +210,10 @@ class Communicator final : public comm::NcclCommunicator {
   ~Communicator() override {
     {
       const std::lock_guard lock(state_->mutex);
-      if (!aborted()) state_->of(group_.rank).groups_cut_off += under_way();
+      if (!aborted()) {
+        state_->of(group_.rank).cut_off +=
+            under_way() + FakeNccl::State::not_received(*wire_, group_.rank);
+      }
     }
     end();
   }
@@ -477,9 +503,9 @@ std::int64_t FakeNccl::aborts(int rank) const {
   return state_->of(rank).aborts;
 }
 
-std::int64_t FakeNccl::groups_cut_off(int rank) const {
+std::int64_t FakeNccl::cut_off(int rank) const {
   const std::lock_guard lock(state_->mutex);
-  return state_->of(rank).groups_cut_off;
+  return state_->of(rank).cut_off;
 }
 
 std::vector<std::uintptr_t> FakeNccl::streams(int rank) const {

@@ -7,6 +7,8 @@
 // F2 Every rank makes the same collective calls in the same order: kind, bytes, root.
 // F3 Calls lie in groups, one at a time, on one stream for each communicator; receives of a group
 //    do not overlap.
+// Some sends are done for their rank as soon as they are buffered, and are lost if its communicator
+// ends before they are received: work that is done here may still be needed by a peer.
 // A call that its peers never match hangs, as in NCCL. After abort() a call throws DeviceError and
 // is counted.
 #pragma once
@@ -52,8 +54,9 @@ class FakeNccl {
   [[nodiscard]] std::int64_t all_gathers(int rank) const;
   [[nodiscard]] std::int64_t broadcasts(int rank) const;
   [[nodiscard]] std::int64_t aborts(int rank) const;
-  /// Groups under way when a communicator ended without an abort: an orderly end has none.
-  [[nodiscard]] std::int64_t groups_cut_off(int rank) const;
+  /// Groups under way, and sends that a peer had not received, when a communicator ended without an
+  /// abort: an orderly end has none.
+  [[nodiscard]] std::int64_t cut_off(int rank) const;
   /// Stream::id() of the calls.
   [[nodiscard]] std::vector<std::uintptr_t> streams(int rank) const;
 

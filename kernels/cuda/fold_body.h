@@ -66,6 +66,18 @@ void for_fold_launches(std::span<const Slice> slices,
   if (launch.count > 0 || launch.fresh) give(std::as_const(launch));
 }
 
+/// A thread's groups of one slice, added to its sums. The type is asked once for all, not per
+/// element: a fold of many slices would otherwise be bound by its selects.
+template <Dtype kDtype>
+TANDEM_KERNEL_INLINE void add_groups(const RawFour (&raw)[kGroupsOfThread],
+                                     float (&sum)[kGroupsOfThread][kVector]) {
+  TANDEM_UNROLL
+  for (int g = 0; g < kGroupsOfThread; ++g) {
+    TANDEM_UNROLL
+    for (int j = 0; j < kVector; ++j) sum[g][j] += element_of(raw[g], kDtype, j);
+  }
+}
+
 /// The groups of one thread in one tile. Everything is asked for before anything is added.
 TANDEM_KERNEL_INLINE void fold_groups(const FoldLaunch& launch, std::int64_t tile, int thread) {
   float sum[kGroupsOfThread][kVector];
@@ -95,11 +107,16 @@ TANDEM_KERNEL_INLINE void fold_groups(const FoldLaunch& launch, std::int64_t til
     TANDEM_UNROLL
     for (int k = 0; k < kSlicesAtOnce; ++k) {
       if (base + k < launch.count) {
-        const Dtype dtype = launch.slices[base + k].dtype;
-        TANDEM_UNROLL
-        for (int g = 0; g < kGroupsOfThread; ++g) {
-          TANDEM_UNROLL
-          for (int j = 0; j < kVector; ++j) sum[g][j] += element_of(raw[k][g], dtype, j);
+        switch (launch.slices[base + k].dtype) {
+          case Dtype::kFloat32:
+            add_groups<Dtype::kFloat32>(raw[k], sum);
+            break;
+          case Dtype::kBFloat16:
+            add_groups<Dtype::kBFloat16>(raw[k], sum);
+            break;
+          case Dtype::kFloat16:
+            add_groups<Dtype::kFloat16>(raw[k], sum);
+            break;
         }
       }
     }

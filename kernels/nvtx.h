@@ -12,7 +12,7 @@ namespace tandem::kernels {
 class ProfilerRange {
  public:
   explicit ProfilerRange(const char* name) noexcept;
-  ~ProfilerRange();
+  ~ProfilerRange();  // NOLINT(performance-trivially-destructible): not with CUDA
   ProfilerRange(const ProfilerRange&) = delete;
   ProfilerRange& operator=(const ProfilerRange&) = delete;
   ProfilerRange(ProfilerRange&&) = delete;

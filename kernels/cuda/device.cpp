@@ -50,6 +50,7 @@ class CudaDevice final : public Device {
     const CurrentDevice current(shared_->device());
     check(cudaMemsetAsync(to, 0, bytes, native_of(stream)), "cudaMemsetAsync");
   }
+  // NOLINTNEXTLINE(bugprone-easily-swappable-parameters)
   void fill(Stream& stream, float* to, float value, std::int64_t numel) override {
     const CurrentDevice current(shared_->device());
     cuda::FillLaunch fill;
@@ -89,7 +90,7 @@ class CudaDevice final : public Device {
 
   [[nodiscard]] std::unique_ptr<FragmentTable> make_table(
       std::vector<UpdateArrays> fragments, std::vector<std::size_t> bucket_ends) override {
-    return cuda::make_table(shared_, std::move(fragments), std::move(bucket_ends));
+    return cuda::make_table(shared_, fragments, std::move(bucket_ends));
   }
 
  private:
@@ -141,8 +142,9 @@ std::unique_ptr<Stream> wrap_cuda_stream(Device& device, std::uintptr_t native) 
   auto* const own = dynamic_cast<CudaDevice*>(&device);
   if (own == nullptr)
     throw DeviceError("wrap_cuda_stream: " + device.name() + " is no CUDA device");
-  return std::make_unique<cuda::CudaStream>(own->shared(), reinterpret_cast<cudaStream_t>(native),
-                                            cuda::CudaStream::Owned::kNo);
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): a handle, which is never followed
+  auto* const handle = reinterpret_cast<cudaStream_t>(native);
+  return std::make_unique<cuda::CudaStream>(own->shared(), handle, cuda::CudaStream::Owned::kNo);
 }
 
 std::uintptr_t native_cuda_stream(Stream& stream) {

@@ -55,10 +55,10 @@ PrimaryContextState find_primary_context_state() noexcept {
 /// Whether this process uses the device. To make another one current would make a context there:
 /// some hundred megabytes on GPU 0 for each rank, because threads begin with 0 as their device.
 bool in_use(int device) noexcept {
-  static const PrimaryContextState kState = find_primary_context_state();
+  static const PrimaryContextState state = find_primary_context_state();
   unsigned flags = 0;
   int active = 0;
-  return kState != nullptr && kState(device, &flags, &active) == CUDA_SUCCESS && active != 0;
+  return state != nullptr && state(device, &flags, &active) == CUDA_SUCCESS && active != 0;
 }
 
 /// `before` is set where it is another device.

@@ -62,6 +62,7 @@ constexpr std::int64_t blocks_for(std::int64_t work, std::int64_t of_block) {
 
 /// The pieces of one fragment of `numel` elements: how many, and the k-th.
 constexpr std::int64_t piece_count(std::int64_t numel) { return divided_up(numel, kPieceNumel); }
+// NOLINTNEXTLINE(bugprone-easily-swappable-parameters): fragment, its length, which
 constexpr Piece piece_of(std::int32_t fragment, std::int64_t numel, std::int64_t k) {
   const std::int64_t begin = k * kPieceNumel;
   const std::int64_t rest = numel - begin;

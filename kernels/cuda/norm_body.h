@@ -25,6 +25,7 @@ static_assert(kNormLanes == kWarp, "B2 a lane of the norm is a lane of a warp");
 static_assert(Superaccumulator::kWords <= kWarp, "B3 a warp holds a superaccumulator");
 
 /// Lane `lane`'s sum over one block x[0, numel), numel <= kNormBlock.
+// NOLINTNEXTLINE(bugprone-easily-swappable-parameters): an array, then a lane
 TANDEM_KERNEL_INLINE double lane_sum(const float* x, std::int32_t numel, int lane) {
   double sum = 0.0;
   if (numel == kNormBlock) {
@@ -47,6 +48,7 @@ TANDEM_KERNEL_INLINE double lane_sum(const float* x, std::int32_t numel, int lan
 }
 
 /// What Superaccumulator::add(x) adds to its word `word`, for the same x.
+// NOLINTNEXTLINE(bugprone-easily-swappable-parameters): a value, then a word
 TANDEM_KERNEL_INLINE std::int64_t word_of(double x, int word) {
   const std::uint64_t bits = __builtin_bit_cast(std::uint64_t, x) & 0x7FFFFFFFFFFFFFFFU;  // |x|: -0
   const std::uint64_t bound = __builtin_bit_cast(std::uint64_t, Superaccumulator::kBound);

@@ -221,7 +221,7 @@ class CudaFragmentTable final : public FragmentTable {
 }  // namespace
 
 std::unique_ptr<FragmentTable> make_table(const SharedPtr& shared,
-                                          std::vector<UpdateArrays> fragments,
+                                          const std::vector<UpdateArrays>& fragments,
                                           std::vector<std::size_t> bucket_ends) {
   return std::make_unique<CudaFragmentTable>(shared, fragments, std::move(bucket_ends));
 }

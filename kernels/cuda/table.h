@@ -13,7 +13,7 @@ namespace tandem::kernels::cuda {
 
 /// Waits until the table is on the device. Throws DeviceError, OutOfDeviceMemory.
 [[nodiscard]] std::unique_ptr<FragmentTable> make_table(const SharedPtr& shared,
-                                                        std::vector<UpdateArrays> fragments,
+                                                        const std::vector<UpdateArrays>& fragments,
                                                         std::vector<std::size_t> bucket_ends);
 
 }  // namespace tandem::kernels::cuda

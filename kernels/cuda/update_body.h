@@ -34,6 +34,9 @@ using ParamOf = std::conditional_t<kStored == Stored::kFp32,
                                    float,
                                    std::conditional_t<kStored == Stored::kFp16Masters, Fp16, Bf16>>;
 
+// NOLINTBEGIN(bugprone-easily-swappable-parameters): in the order of UpdateArrays; a piece, then a
+// lane
+
 /// One element in registers. What a storage has not is not there to be read or written.
 template <class Functor, Stored kStored>
 TANDEM_KERNEL_INLINE void update_element(const Functor& functor,
@@ -169,5 +172,7 @@ TANDEM_KERNEL_INLINE void update_piece(const UpdateLaunch& update, std::int64_t 
   const Functor functor = *reinterpret_cast<const Functor*>(slot.functor);
   update_lane(functor, update.fragments[piece.fragment], piece, lane);
 }
+
+// NOLINTEND(bugprone-easily-swappable-parameters)
 
 }  // namespace tandem::kernels::cuda

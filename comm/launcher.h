@@ -3,7 +3,8 @@
 // What started this very process decides: torchrun (TORCHELASTIC_RUN_ID) over a store, then mpirun,
 // mpiexec or an MPI-aware srun (OMPI_*, PMI_*, PMIX_*) or a program that initialised MPI over MPI,
 // then MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE over a store (srun's SLURM_PROCID and
-// SLURM_NTASKS stand in for the last two), then srun alone over MPI. Otherwise it is one rank.
+// SLURM_NTASKS stand in for the last two), then srun alone over MPI. Otherwise it is one rank. A
+// build without MPI knows the store only.
 //
 // N silent worlds of one are worse than an error: a launcher that says more ranks than MPI has
 // (SLURM_NTASKS, PMI_SIZE, OMPI_COMM_WORLD_SIZE, or WORLD_SIZE without MASTER_ADDR, above 1) is

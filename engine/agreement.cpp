@@ -154,7 +154,7 @@ void WorldState::await_event(const kernels::Event& event, const std::string& wha
 // For the device's work, which knows no deadline: it is ended here if it does not end by itself.
 void WorldState::await_mark(Lane& lane, const kernels::Mark& mark, const std::string& what) {
   using namespace std::chrono_literals;
-  if (mark.complete()) {
+  if (mark.state() == nullptr) {
     return;
   }
   const TraceSpan span(*trace_, "wait for the device", Trace::Row::kUser);
@@ -166,9 +166,18 @@ void WorldState::await_mark(Lane& lane, const kernels::Mark& mark, const std::st
         time_out(what, {});
       }
     }
+    lane.plane->check();  // what an abort has ended has not been done
   } catch (...) {
     lane.plane->abort();
     throw;
+  }
+}
+
+// Before LibTorch reads what lies on a device: it would wait without a deadline.
+void WorldState::await_devices(const std::string& what) {
+  for (const auto& lane : lanes_) {
+    await_mark(*lane, lane->stream->record(), what);
+    await_mark(*lane, lane->torch->current().record(), what);
   }
 }
 

@@ -39,8 +39,10 @@ void EngineCore::clear_window() {
 
 at::Tensor EngineCore::place_of(const Buffer& buffer) const {
   std::byte* const places = channel->parameters().get() + plan.flat_bytes;
-  return at::from_blob(places + buffer.place, buffer.tensor.sizes(),
-                       buffer.tensor.options().device(lane->where));
+  return at::for_blob(places + buffer.place, buffer.tensor.sizes())
+      .options(buffer.tensor.options())
+      .target_device(buffer.tensor.device())
+      .make_tensor();
 }
 
 void EngineCore::pack_buffers() const {

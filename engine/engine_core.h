@@ -66,6 +66,8 @@ struct EngineCore {
   std::unique_ptr<zero::OptimizerShard> shard;
   std::unique_ptr<hooks::LeafHooks> hooks;  // null once the engine is gone
 
+  kernels::Mark used;  // by LibTorch's stream, when the engine went
+
   Window window;
   bool armed = false;    // forward with gradients since it last took part or was stepped
   bool reached = false;  // the prologue has run in the open pass

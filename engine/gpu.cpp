@@ -4,6 +4,7 @@
 #include <tandem/error.h>
 
 #include <ATen/Context.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 
 #include <dlfcn.h>
 
@@ -11,19 +12,21 @@ namespace tandem::engine {
 
 namespace {
 
+/// Whether LibTorch's CUDA library is there: it registers itself. Not at::hasCUDA(), whose first
+/// answer is final.
+bool torch_cuda_is_loaded() { return at::CUDAHooksRegistry()->Has("CUDAHooks"); }
+
 void load_torch_cuda() {
-  if (at::hasCUDA()) {
-    return;
-  }
-  if (dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL) == nullptr) {
+  if (!torch_cuda_is_loaded() && dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL) == nullptr) {
     throw DeviceError(std::string("LibTorch's CUDA library cannot be loaded: ") + dlerror() +
                       "; it needs the CUDA packages of its wheel (cuBLAS, cuDNN, NCCL and others) "
                       "beside it or in LD_LIBRARY_PATH, and a LibTorch that was built for CUDA");
   }
   if (!at::hasCUDA()) {
     throw DeviceError(
-        "LibTorch's CUDA library was loaded and finds no GPU that it can use; see nvidia-smi, and "
-        "CUDA_VISIBLE_DEVICES");
+        "LibTorch's CUDA library is loaded, but LibTorch has been asked about CUDA before it was "
+        "(torch::manual_seed does) and does not ask again; call World::gpu() first of all, or link "
+        "torch_cuda");
   }
 }
 

@@ -17,6 +17,7 @@
 
 #include <c10/core/Device.h>
 
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -39,7 +40,7 @@ struct Lane {
   bool asynchronous = false;
 
   /// Notes a reduction from `begin` until now, both on `stream`; by the queue's thread.
-  void reduced(kernels::Mark begin, const Trace::About& about);
+  void reduced(kernels::Mark begin, const Trace::About& about, comm::Deadline deadline);
   /// Seconds that the reductions noted so far took, all of them complete; traced as well. `done`: a
   /// mark behind them, seen complete just now.
   double take_reductions(const kernels::Mark& done, Trace& trace);
@@ -50,14 +51,13 @@ struct Lane {
   kernels::Mark asked;
   kernels::Mark reductions_done;
 
-  /// What the user's stream waits for after a step and the host does not: watched by the progress
-  /// thread, so that a rank that is gone does not make the user wait for ever.
-  struct Watch {
-    kernels::Mark mark;
-    comm::Deadline deadline;
-    std::string what;
-  };
-  std::optional<Watch> watch;
+  /// The world is broken, and what was under way here was ended.
+  bool ended = false;
+
+  /// Work that only a stream waits for, and by when it must be done; any thread.
+  void watch(kernels::Mark mark, comm::Deadline deadline, std::string what);
+  /// What is not done by its deadline, if anything.
+  [[nodiscard]] std::optional<std::string> first_late();
 
  private:
   struct Reduction {
@@ -65,8 +65,14 @@ struct Lane {
     kernels::Mark end;
     Trace::About about;
   };
-  std::mutex mutex_;  // guards the next one
+  struct Watched {
+    kernels::Mark mark;
+    comm::Deadline deadline;
+    std::string what;
+  };
+  std::mutex mutex_;  // guards the next two
   std::vector<Reduction> reductions_;
+  std::deque<Watched> watched_;  // in the order in which they end
 };
 
 /// What a device's plane is made of; see comm/device_data_plane.h.
@@ -86,6 +92,11 @@ class Lanes {
   Lanes(Lanes&&) = delete;
   Lanes& operator=(Lanes&&) = delete;
 
+  /// On which lane the engine of that name trains, its tensors being on `device`: that device's;
+  /// tests simulate a GPU for some of the CPU's engines.
+  [[nodiscard]] virtual c10::Device place(const std::string& /*engine*/, c10::Device device) const {
+    return device;
+  }
   /// Why nothing can be trained there, or nothing.
   [[nodiscard]] virtual std::string objection(c10::Device device) const = 0;
   /// Collective. Throws DeviceError, OutOfMemory, Timeout: the same on all ranks.

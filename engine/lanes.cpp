@@ -103,13 +103,33 @@ class BuiltLanes final : public Lanes {
 
 }  // namespace
 
-void Lane::reduced(kernels::Mark begin, const Trace::About& about) {
+void Lane::reduced(kernels::Mark begin, const Trace::About& about, comm::Deadline deadline) {
   if (begin.state() == nullptr) {
     return;
   }
   kernels::Mark end = stream->record();
+  watch(end, deadline, "the reduction of bucket " + std::to_string(about.bucket));
   const std::lock_guard lock(mutex_);
   reductions_.push_back({std::move(begin), std::move(end), about});
+}
+
+void Lane::watch(kernels::Mark mark, comm::Deadline deadline, std::string what) {
+  if (mark.state() == nullptr) {
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  watched_.push_back({std::move(mark), deadline, std::move(what)});
+}
+
+std::optional<std::string> Lane::first_late() {
+  const std::lock_guard lock(mutex_);
+  while (!watched_.empty() && watched_.front().mark.complete()) {
+    watched_.pop_front();
+  }
+  if (!watched_.empty() && watched_.front().deadline.passed()) {
+    return watched_.front().what;
+  }
+  return std::nullopt;
 }
 
 double Lane::take_reductions(const kernels::Mark& done, Trace& trace) {

@@ -75,7 +75,8 @@ void WorldState::average_buffers(EngineCore& core, const Bits& stepping) {
       core.channel->post(staging, kernels::Dtype::kFloat32, [&](int /*rank*/) {
         return comm::ElementRange{0, numel};
       });
-  const at::Tensor sum = at::empty({numel}, at::TensorOptions(at::kFloat).device(core.lane->where));
+  const at::Tensor sum =
+      at::empty({numel}, core.buffers.front().tensor.options().dtype(at::kFloat));
   core.lane->stream->wait(stream.record());  // the memory may have had another use before
   core.channel->fold(post, 0, numel, sum.data_ptr<float>(), kernels::Accumulator::kFresh,
                      "module buffers", deadline());

@@ -89,11 +89,15 @@ std::string WorldState::settle_parameters() {
 }
 
 // At a step only: what is in .grad before a backward pass is added to what arrives, by autograd.
-std::string WorldState::gradient_set_by_hand(const Bits& engines) const {
+std::string WorldState::gradient_set_by_hand(const Bits& engines) {
   for (const auto& core : cores_) {
     if (core->retired() || !engines[static_cast<std::size_t>(core->index)]) {
       continue;
     }
+    if (!core->hooks->any_gradient()) {
+      continue;
+    }
+    await_devices("a gradient set by hand");
     const std::int32_t parameter = core->hooks->first_with_gradient();
     if (parameter >= 0) {
       return parameter_of(*core, parameter) +

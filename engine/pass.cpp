@@ -83,6 +83,7 @@ void WorldState::opened() {
   guarded([&] {
     Lock lock(mutex_);
     pass_began_ = trace_->on() ? Trace::now() : -1;
+    profiled_pass_ = kernels::begin_profiler_range("pass");
     wait_until_resolved(lock);
     report_failure(lock);
     if (const std::string problem = settle_parameters(); !problem.empty()) {
@@ -201,6 +202,7 @@ void WorldState::abandoned() noexcept {
 // --- rounds of the pass ---
 
 void WorldState::trace_pass(const char* name) {
+  kernels::end_profiler_range(profiled_pass_);
   trace_->span(name, Trace::Row::kUser, std::exchange(pass_began_, -1), {.pass = passes_});
 }
 
@@ -364,7 +366,7 @@ void WorldState::launch(const Launch& due) {
     core->channel->fold(post, slice.begin, slice.numel(), core->shard->accumulator(about.bucket),
                         state, "bucket " + std::to_string(about.bucket),
                         comm::Deadline::after(timeout));
-    lane.reduced(std::move(begin), about);
+    lane.reduced(std::move(begin), about, comm::Deadline::after(timeout));
   });
 }
 

@@ -136,7 +136,7 @@ std::shared_ptr<EngineCore> WorldState::register_engine(const Named& parameters,
     std::vector<at::Tensor> tensors;
     const c10::Device device = device_of(parameters);
     if (problem.empty()) {
-      problem = objection_to(device, options);
+      problem = objection_to(devices_->place(core->name, device), options);
     }
     std::set<std::string> names;
     for (const auto& [name, tensor] : parameters) {
@@ -204,7 +204,9 @@ std::shared_ptr<EngineCore> WorldState::register_engine(const Named& parameters,
       throw InvalidArgument(problem);
     }
 
-    // Agreed: from here on whatever fails on one rank breaks the world.
+    // Agreed: from here on whatever fails on one rank breaks the world. What follows communicates
+    // on this thread: in the same order on all ranks only behind what the queue still has.
+    await_event(queue_->record(), "reductions before an engine is made");
     sequencer_.compact();
     drop_retired();
     core->plan = zero::plan_buckets(core->infos, options.bucket_bytes, wire_of(options));
@@ -216,7 +218,7 @@ std::shared_ptr<EngineCore> WorldState::register_engine(const Named& parameters,
     spec.staging_slots += 2;
     spec.posts_in_flight += 2;
     try {
-      core->lane = &lane_on(device);
+      core->lane = &lane_on(devices_->place(core->name, device));
       core->channel = core->lane->plane->open(spec, deadline());
     } catch (
         const OutOfMemory&) {  // on all ranks alike, and nothing has changed: the world goes on
@@ -356,13 +358,19 @@ bool WorldState::owns_parameter_memory(const EngineCore& core) const {
   return !core.options.share_parameters_on_node || rendezvous_->nodes().is_first(group_.rank);
 }
 
-void WorldState::retire_engine(EngineCore& core) {
+// Called by destructors: a device that has failed says so at the next call.
+void WorldState::retire_engine(EngineCore& core) noexcept {
   Lock lock(mutex_);
-  sequencer_.retire_engine(core.index);
-  core.hooks.reset();
-  core.armed = false;
-  core.window.clear(core.parameter_count(), core.bucket_count());
-  drop_retired();
+  try {
+    sequencer_.retire_engine(core.index);
+    core.hooks.reset();
+    core.armed = false;
+    core.window.clear(core.parameter_count(), core.bucket_count());
+    core.used = core.lane->torch->current().record();
+    drop_retired();
+  } catch (const std::exception& error) {
+    break_world("engine '" + core.name + "' could not be taken out of its world: " + error.what());
+  }
 }
 
 // Gives back the memory of engines that are gone, once no pass may still launch their buckets.
@@ -379,13 +387,16 @@ void WorldState::drop_retired() {
           static_cast<std::int64_t>(core->channel->between_nodes_bytes());
       // The module's tensors may keep the segment for long: staging in it goes back now.
       core->gradients->discard();
-      core->channel->trim(0);
+      if (!core->lane->asynchronous) {
+        core->channel->trim(0);
+      }
       // Folds that are still enqueued keep the old object, and with it the memory, until they ran;
       // and this until the device has done what it was given.
-      queue_->enqueue([core, used = core->lane->torch->current().record(), lane = core->lane,
-                       until = deadline()] {
-        if (!(used.wait_until(until.at) && lane->stream->record().wait_until(until.at))) {
+      queue_->enqueue([core, lane = core->lane, until = deadline()] {
+        if (!(core->used.wait_until(until.at) && lane->stream->record().wait_until(until.at))) {
           lane->plane->abort();
+          throw Timeout("engine '" + core->name +
+                        "' is gone, but the work of its device does not end");
         }
       });
       auto husk = std::make_shared<EngineCore>();

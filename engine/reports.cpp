@@ -77,6 +77,7 @@ WireReport WorldState::wire_report() const {
 
 std::uint64_t WorldState::engine_parameter_hash(EngineCore& core) {
   const std::lock_guard lock(mutex_);
+  await_devices("what a hash is of");
   if (const std::string problem = restore_moved(core); !problem.empty()) {
     throw InvalidArgument(problem);
   }
@@ -85,6 +86,7 @@ std::uint64_t WorldState::engine_parameter_hash(EngineCore& core) {
 
 std::uint64_t WorldState::world_parameter_hash() {
   const std::lock_guard lock(mutex_);
+  await_devices("what a hash is of");
   std::vector<std::uint64_t> parts;
   for (const auto& core : cores_) {
     if (!core->retired()) {

@@ -94,6 +94,7 @@ StepResult WorldState::perform_step(Lock& lock, const GateMerged& gate) {
   std::vector<Part> parts =
       gather_parts(gate);           // who was seen by whom, and each engine's denominator
   joint_norm(lock, parts, result);  // the same bits on all ranks and world sizes
+  trim();                           // now: nothing of ours is under way on a device
 
   const bool empty =
       std::all_of(parts.begin(), parts.end(), [](const Part& p) { return p.unseen; });
@@ -117,9 +118,6 @@ StepResult WorldState::perform_step(Lock& lock, const GateMerged& gate) {
   }
   for (const auto& core : cores_) {
     core->window.passed_over = core->window.passes > 0;
-    if (core->channel) {
-      core->channel->trim(kIdleSteps);
-    }
   }
   result.updates = updates_;
   return result;
@@ -140,6 +138,15 @@ void WorldState::wait_for_reductions(StepTimes& times) {
   times.exposed = watch.lap();
   const double busy = queue_->busy_seconds();
   times.reduction = busy - std::exchange(busy_at_last_step_, busy);
+}
+
+/// Staging that no pass has needed for some steps goes back to the system.
+void WorldState::trim() {
+  for (const auto& core : cores_) {
+    if (core->channel) {
+      core->channel->trim(kIdleSteps);
+    }
+  }
 }
 
 std::vector<WorldState::Part> WorldState::gather_parts(const GateMerged& gate) const {
@@ -328,10 +335,8 @@ void WorldState::hand_parameters_to_torch() {
     lane->step->wait(lane->stream->record());
     kernels::Mark done = lane->step->record();
     lane->stream->wait(done);
-    if (done.state() != nullptr) {
-      lane->watch = {std::move(done), deadline(),
-                     "parameters after step " + std::to_string(updates_ + 1)};
-    }
+    lane->watch(std::move(done), deadline(),
+                "parameters after step " + std::to_string(updates_ + 1));
     lane->torch->before_torch();
   }
 }

@@ -145,6 +145,11 @@ void WorldState::close() {
   }
   leave();
   try {
+    // What a peer has not received yet goes with this rank's communicator.
+    await_event(queue_->record(), "what was enqueued before close()");
+    for (const auto& lane : lanes_) {
+      await_mark(*lane, lane->stream->record(), "the last work before close()");
+    }
     rendezvous_->close(deadline());
   } catch (const std::exception& error) {
     const std::lock_guard lock(mutex_);

@@ -8,6 +8,8 @@
 // Called by engine (pass, step, agreement, world).
 #pragma once
 
+#include "kernels/nvtx.h"
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -101,7 +103,8 @@ class Trace {
   std::ofstream file_;
 };
 
-/// Records a span from its construction to its end.
+/// Records a span from its construction to its end, and shows it to a profiler (NVTX) if one is
+/// attached, recording or not.
 class TraceSpan {
  public:
   TraceSpan(Trace& trace, const char* name, Trace::Row row, const Trace::About& about = {})
@@ -109,6 +112,7 @@ class TraceSpan {
         name_(name),
         row_(row),
         about_(about),
+        profiled_(name),
         begin_(trace.on() ? Trace::now() : -1) {}
   ~TraceSpan() {
     if (begin_ >= 0) trace_.span(name_, row_, begin_, about_);
@@ -123,6 +127,7 @@ class TraceSpan {
   const char* name_;
   Trace::Row row_;
   Trace::About about_;
+  kernels::ProfilerRange profiled_;
   std::int64_t begin_;
 };
 

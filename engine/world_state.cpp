@@ -35,26 +35,37 @@ WorldState::~WorldState() {
   progress_wanted_.notify_all();
   control_->wake();
   progress_.join();
-  tracker_.reset();  // no event from here on
   if (!closed_ && !broken_) {
     control_->abort("rank " + std::to_string(group_.rank) +
                     " ended its world without close(), probably by an exception");
   }
-  queue_.reset();  // what is enqueued ends by itself: peers are there, or the world is aborted
+  tracker_.reset();  // no event from here on
+  queue_.reset();    // what is enqueued ends by itself: peers are there, or the world is aborted
   finish_lanes();
 }
 
-// Nothing may be freed that a stream still uses. Work that does not end by itself is ended.
+// Nothing may be freed that a stream still uses. Work that does not end by itself is ended, at once
+// if the world is broken.
 void WorldState::finish_lanes() noexcept {
+  using namespace std::chrono_literals;
+  const comm::Deadline until = deadline();
+  const auto finish = [&](Lane& lane, const kernels::Mark& mark) {
+    try {
+      while (!mark.wait_until(std::min(until.at, comm::Clock::now() + 5ms))) {
+        lane.plane->check();
+        if (until.passed()) {
+          throw Timeout("the device's last work");
+        }
+      }
+    } catch (...) {
+      lane.plane->abort();
+      static_cast<void>(mark.wait_until(deadline().at));
+    }
+  };
   for (const auto& lane : lanes_) {
     try {
-      const kernels::Marks marks{lane->torch->current().record(), lane->stream->record()};
-      for (const kernels::Mark& mark : marks) {
-        if (!mark.wait_until(deadline().at)) {
-          lane->plane->abort();
-        }
-        static_cast<void>(mark.wait_until(deadline().at));
-      }
+      finish(*lane, lane->stream->record());  // first: users' streams wait for it
+      finish(*lane, lane->torch->current().record());
     } catch (...) {  // NOLINT(bugprone-empty-catch): a device that failed does no more work
     }
   }
@@ -93,7 +104,7 @@ void WorldState::progress() {
   while (!stopping_) {
     const bool outstanding =
         sequencer_.in_pass() && (!sequencer_.gate_known() || sequencer_.closed() || abandoned_);
-    watch_lanes();
+    watch();
     if (broken_ || touching_ > 0 || !outstanding) {
       // A pass that dies is noted without the lock, so its note can be missed for one turn.
       progress_wanted_.wait_for(lock, sequencer_.in_pass() ? 20ms : 1000ms);
@@ -114,26 +125,33 @@ void WorldState::progress() {
   }
 }
 
-// What users' streams wait for, and the host does not: a rank that is gone leaves its peers'
-// gathers without an end, on which the user would wait in the middle of his own code.
-void WorldState::watch_lanes() {
+// What nobody on this rank waits for with a deadline: jobs of the queue, and on a device the work
+// that users' streams wait for (gathers, and reductions whose staging is used again). A rank that
+// is gone would leave that without an end, and the user waiting for it in the middle of his own
+// code.
+void WorldState::watch() {
+  if (closed_) {
+    return;
+  }
   for (const auto& lane : lanes_) {
-    if (!lane->watch) {
+    if (!lane->asynchronous || lane->ended) {
       continue;
     }
     try {
-      if (lane->watch->mark.complete()) {
-        lane->watch.reset();
-        continue;
+      if (broken_) {
+        throw WorldBroken(*broken_);
+      }
+      if (const std::exception_ptr error = queue_->error()) {
+        std::rethrow_exception(error);
       }
       lane->plane->check();
-      if (lane->watch->deadline.passed()) {
-        time_out(lane->watch->what, {});
+      if (const std::optional<std::string> late = lane->first_late()) {
+        time_out(*late, {});
       }
     } catch (const std::exception& error) {
-      lane->watch.reset();
       break_world(error.what());
       lane->plane->abort();
+      lane->ended = true;
     }
   }
 }

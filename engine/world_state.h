@@ -82,7 +82,7 @@ class WorldState : public hooks::PassSink {
   std::shared_ptr<EngineCore> register_engine(const Named& parameters,
                                               const Named& buffers,
                                               const EngineOptions& options);
-  void retire_engine(EngineCore& core);
+  void retire_engine(EngineCore& core) noexcept;
 
   // --- pass.cpp ---
   void track(EngineCore& core, const at::Tensor& output);
@@ -128,6 +128,7 @@ class WorldState : public hooks::PassSink {
   comm::Message await_message(Lock& lock, comm::RoundId round, const std::string& what);
   void await_event(const kernels::Event& event, const std::string& what);
   void await_mark(Lane& lane, const kernels::Mark& mark, const std::string& what);
+  void await_devices(const std::string& what);
   void wait_until_resolved(Lock& lock);
   void resolve(Lock& lock);
   void report_failure(Lock& lock);
@@ -175,7 +176,7 @@ class WorldState : public hooks::PassSink {
   std::string settle_parameters();
   static std::string settle(EngineCore& core);
   static std::string restore_moved(EngineCore& core);
-  [[nodiscard]] std::string gradient_set_by_hand(const Bits& engines) const;
+  [[nodiscard]] std::string gradient_set_by_hand(const Bits& engines);
   void drop_gradients(const Bits& engines);
   [[noreturn]] void refuse_opening(Lock& lock, const std::string& problem);
   void warn_of_an_endless_window();
@@ -185,6 +186,7 @@ class WorldState : public hooks::PassSink {
   struct Part;  // one engine's part of a step
   std::vector<Part> gather_parts(const GateMerged& gate) const;
   void wait_for_reductions(StepTimes& times);
+  void trim();
   void joint_norm(Lock& lock, std::vector<Part>& parts, StepResult& result);
   void update_and_gather(const GateMerged& gate, std::vector<Part>& parts, StepResult& result);
   void hand_parameters_to_torch();
@@ -206,7 +208,7 @@ class WorldState : public hooks::PassSink {
 
   // world_state.cpp
   void progress();
-  void watch_lanes();
+  void watch();
   void finish_lanes() noexcept;
 
   const WorldOptions options_;
@@ -230,8 +232,9 @@ class WorldState : public hooks::PassSink {
   // the open pass
   comm::RoundId gate_round_ = 0;
   comm::RoundId close_round_ = 0;
-  std::int64_t passes_ = 0;                // of this world, for messages
-  std::int64_t pass_began_ = -1;           // for the trace; -1: not recording then
+  std::int64_t passes_ = 0;       // of this world, for messages
+  std::int64_t pass_began_ = -1;  // for the trace; -1: not recording then
+  std::uint64_t profiled_pass_ = 0;
   std::optional<std::string> gate_error_;  // of the open or the last pass; explained at a touch
   std::vector<std::string> said_;          // what this rank said last, for explanations
   std::exception_ptr failure_;             // to be thrown at the next touch

@@ -11,6 +11,7 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <atomic>
 #include <string>
 #include <utility>
@@ -81,6 +82,7 @@ class LeafHook : public torch::autograd::PostAccumulateGradHook {
     at::Tensor gradient = std::exchange(slot, at::Tensor());
     const PassState::Entry entry =
         state->enter(leaf.device().is_cpu() ? HookThread::kCallers : HookThread::kDevices);
+    const PassState::Visit visit(*state, entry);
     switch (entry.verdict) {
       case PassState::Verdict::kDeliver:
         // With create_graph the gradient is part of a graph that reaches back to the leaf.
@@ -176,6 +178,11 @@ std::vector<std::int32_t> LeafHooks::reattach() {
     }
   }
   return missed;
+}
+
+bool LeafHooks::any_gradient() const {
+  return std::any_of(impl_->places.begin(), impl_->places.end(),
+                     [](const Impl::Place& place) { return place.leaf.mutable_grad().defined(); });
 }
 
 std::int32_t LeafHooks::first_with_gradient() const {

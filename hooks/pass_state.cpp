@@ -81,6 +81,7 @@ PassState::Entry PassState::enter(HookThread thread) {
       tasks_.emplace(task, Task{me, nested ? State::kJoined : State::kRefused});
       if (!nested) throw InvalidArgument(kRefusedForThread);
       ++joined_;
+      visit();
       return {Verdict::kDeliver, sink_};
     }
     // A thread that still is inside a refused or failed graph task can only start nested ones.
@@ -93,12 +94,34 @@ PassState::Entry PassState::enter(HookThread thread) {
       }
     }
     sink = sink_;
+    visit();
   }
-  open_pass(task, *sink, thread);
+  try {
+    open_pass(task, *sink, thread);
+  } catch (...) {
+    left();
+    throw;
+  }
   return {Verdict::kDeliver, sink};
 }
 
-bool PassState::find_entry(int task, Entry* entry) const {
+void PassState::visit() {
+  ++visiting_;
+  ++visits_[std::this_thread::get_id()];
+}
+
+void PassState::left() {
+  bool wanted = false;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    --visiting_;
+    --visits_[std::this_thread::get_id()];
+    wanted = sink_ == nullptr;
+  }
+  if (wanted) one_left_.notify_all();
+}
+
+bool PassState::find_entry(int task, Entry* entry) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (sink_ == nullptr) {
     *entry = {Verdict::kLeave, nullptr};
@@ -106,8 +129,12 @@ bool PassState::find_entry(int task, Entry* entry) const {
   }
   const auto found = tasks_.find(task);
   if (found == tasks_.end()) return false;
-  *entry = found->second.state == State::kJoined ? Entry{Verdict::kDeliver, sink_}
-                                                 : Entry{Verdict::kDrop, nullptr};
+  if (found->second.state != State::kJoined) {
+    *entry = {Verdict::kDrop, nullptr};
+    return true;
+  }
+  visit();
+  *entry = {Verdict::kDeliver, sink_};
   return true;
 }
 
@@ -144,9 +171,12 @@ void PassState::task_ended(int task) {
     }
     if (state != State::kJoined || --joined_ != 0) return;
     sink = sink_;
+    if (sink == nullptr) return;
+    visit();
   }
   // The pass is over before the sink hears of it: a throw in closed() leaves none open.
-  if (sink != nullptr) sink->closed();
+  const Visit visit(*this, {Verdict::kDeliver, sink});
+  sink->closed();
 }
 
 void PassState::task_died(int task) noexcept {
@@ -160,8 +190,11 @@ void PassState::task_died(int task) noexcept {
     if (!joined) return;
     forget_pass();
     sink = sink_;
+    if (sink == nullptr) return;
+    visit();
   }
-  if (sink != nullptr) sink->abandoned();
+  const Visit visit(*this, {Verdict::kDeliver, sink});
+  sink->abandoned();
 }
 
 void PassState::disarm() {
@@ -170,8 +203,10 @@ void PassState::disarm() {
 }
 
 void PassState::leave_sink() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   sink_ = nullptr;
+  const std::size_t own = visits_[std::this_thread::get_id()];
+  one_left_.wait(lock, [&] { return visiting_ == own; });
 }
 
 // Under mutex_. The tasks stay known, as tasks whose hooks drop, until they die or end.

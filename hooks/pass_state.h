@@ -15,6 +15,7 @@
 // Called by pass_tracker.cpp and leaf_hooks.cpp only.
 #pragma once
 
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -36,9 +37,26 @@ class PassState : public std::enable_shared_from_this<PassState> {
     kDrop,     // it was refused, or its pass is over without it
     kLeave,    // the tracker is gone
   };
+  /// `sink` is set for kDeliver, and lives until left(), which is then called once.
   struct Entry {
     Verdict verdict;
-    PassSink* sink;  // set for kDeliver
+    PassSink* sink;
+  };
+  /// Calls left() at the end of a hook.
+  class Visit {
+   public:
+    Visit(PassState& state, const Entry& entry)
+        : state_(entry.verdict == Verdict::kDeliver ? &state : nullptr) {}
+    ~Visit() {
+      if (state_ != nullptr) state_->left();
+    }
+    Visit(const Visit&) = delete;
+    Visit& operator=(const Visit&) = delete;
+    Visit(Visit&&) = delete;
+    Visit& operator=(Visit&&) = delete;
+
+   private:
+    PassState* state_;
   };
 
   explicit PassState(PassSink& sink) : sink_(&sink) {}
@@ -47,7 +65,8 @@ class PassState : public std::enable_shared_from_this<PassState> {
   /// if the task is refused just now.
   Entry enter(HookThread thread);
   void disarm();
-  /// From now on nothing calls the sink.
+  /// From now on nothing calls the sink; waits for hooks on other threads that do (a device's,
+  /// after the caller's thread has thrown).
   void leave_sink();
 
   [[nodiscard]] bool open() const;
@@ -69,7 +88,10 @@ class PassState : public std::enable_shared_from_this<PassState> {
     State state;
   };
 
-  [[nodiscard]] bool find_entry(int task, Entry* entry) const;
+  [[nodiscard]] bool find_entry(int task, Entry* entry);
+  /// Under mutex_.
+  void visit();
+  void left();
   void open_pass(int task, PassSink& sink, HookThread thread);
   void task_ended(int task);
   void task_died(int task) noexcept;
@@ -80,7 +102,10 @@ class PassState : public std::enable_shared_from_this<PassState> {
   // Under mutex_:
   PassSink* sink_;
   std::unordered_map<int, Task> tasks_;
-  std::size_t joined_ = 0;  // the pass is open while this is not 0
+  std::size_t joined_ = 0;                                   // the pass is open while this is not 0
+  std::size_t visiting_ = 0;                                 // hooks that call the sink just now
+  std::unordered_map<std::thread::id, std::size_t> visits_;  // of them, on each thread
+  std::condition_variable one_left_;
   std::thread::id opener_;
   HookThread opener_kind_ = HookThread::kCallers;
 };

@@ -40,6 +40,7 @@ class OutputHook : public torch::autograd::FunctionPreHook {
       const bool on_cpu = grads[output_].device().is_cpu();
       const PassState::Entry entry =
           state->enter(on_cpu ? HookThread::kCallers : HookThread::kDevices);
+      const PassState::Visit visit(*state, entry);
       if (entry.verdict == PassState::Verdict::kDeliver) entry.sink->reached(engine_);
     }
     return grads;
@@ -55,7 +56,8 @@ class OutputHook : public torch::autograd::FunctionPreHook {
 
 PassTracker::PassTracker(PassSink& sink) : state_(std::make_shared<PassState>(sink)) {}
 
-// A hook that runs at this moment may keep the state alive a little longer, but not the sink.
+// A hook that runs at this moment may keep the state alive a little longer, and is waited for while
+// it calls the sink.
 PassTracker::~PassTracker() { state_->leave_sink(); }
 
 void PassTracker::track_output(std::int32_t engine, const at::Tensor& output) {
@@ -67,6 +69,7 @@ void PassTracker::track_output(std::int32_t engine, const at::Tensor& output) {
 
 void PassTracker::reach(std::int32_t engine) {
   const PassState::Entry entry = state_->enter(HookThread::kCallers);
+  const PassState::Visit visit(*state_, entry);
   if (entry.verdict == PassState::Verdict::kDeliver) {
     entry.sink->reached(engine);
   }

@@ -71,6 +71,8 @@ class LeafHooks {
   /// find `.grad` in place. Returns the leaves whose gradients went past us meanwhile, into
   /// `.grad`, which is reset: nobody knows which pass they belong to.
   std::vector<std::int32_t> reattach();
+  /// True if any leaf has a `.grad`.
+  [[nodiscard]] bool any_gradient() const;
   /// Index of the first leaf with a `.grad` that is not all zeros, or -1: no pass left it there
   /// (H2), so somebody set it by hand.
   [[nodiscard]] std::int32_t first_with_gradient() const;

@@ -12,6 +12,7 @@
 #include "kernels/device.h"
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -25,7 +26,14 @@ namespace tandem::kernels {
 
 /// The GPU with that number. Throws DeviceError: no such GPU, no driver, not usable.
 /// Memory, streams and tables made of a device may be destroyed after it; marks may be read.
-[[nodiscard]] std::unique_ptr<Device> make_cuda_device(int index);
+/// `make_room` is called once where memory is full, before an allocation is tried again: whoever
+/// keeps free memory of the same GPU (LibTorch's cache) gives it back there.
+[[nodiscard]] std::unique_ptr<Device> make_cuda_device(int index,
+                                                       std::function<void()> make_room = nullptr);
+
+/// Makes a GPU current on the calling thread until the result is destroyed, there (G1). Throws
+/// DeviceError.
+[[nodiscard]] std::shared_ptr<void> make_cuda_current(int index);
 
 /// "GPU-<uuid> at <PCI bus id>": the same for two processes only if they use one GPU, or one
 /// instance of a partitioned one. Throws DeviceError.

@@ -15,7 +15,11 @@ bool cuda_built() { return false; }
 
 int cuda_device_count() noexcept { return 0; }
 
-std::unique_ptr<Device> make_cuda_device(int index) {
+std::unique_ptr<Device> make_cuda_device(int index, std::function<void()> /*make_room*/) {
+  refuse(("cuda:" + std::to_string(index)).c_str());
+}
+
+std::shared_ptr<void> make_cuda_current(int index) {
   refuse(("cuda:" + std::to_string(index)).c_str());
 }
 
@@ -29,5 +33,7 @@ std::uintptr_t native_cuda_stream(Stream& /*stream*/) { refuse("native_cuda_stre
 
 ProfilerRange::ProfilerRange(const char* /*name*/) noexcept {}
 ProfilerRange::~ProfilerRange() = default;
+std::uint64_t begin_profiler_range(const char* /*name*/) noexcept { return 0; }
+void end_profiler_range(std::uint64_t /*range*/) noexcept {}
 
 }  // namespace tandem::kernels

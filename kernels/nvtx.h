@@ -1,10 +1,12 @@
 // kernels/nvtx.h: named ranges on the host's timeline in NVIDIA's profilers.
 //
-// The two calls are functions of the library, not inline code behind a macro, so that no room is
+// The calls are functions of the library, not inline code behind a macro, so that no room is
 // compiled differently with CUDA. Without CUDA they are empty; with it and no profiler attached
 // each reads one pointer. Ranges are put around passes, buckets and steps, never inside loops.
-// Called by zero and engine.
+// Called by engine.
 #pragma once
+
+#include <cstdint>
 
 namespace tandem::kernels {
 
@@ -18,5 +20,9 @@ class ProfilerRange {
   ProfilerRange(ProfilerRange&&) = delete;
   ProfilerRange& operator=(ProfilerRange&&) = delete;
 };
+
+/// The same for what begins on one thread and may end on another, as a backward pass does.
+[[nodiscard]] std::uint64_t begin_profiler_range(const char* name) noexcept;
+void end_profiler_range(std::uint64_t range) noexcept;
 
 }  // namespace tandem::kernels

@@ -18,6 +18,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -37,28 +38,6 @@ std::string describe(const std::string& call, ncclResult_t result, ncclComm_t co
   if (details != nullptr && *details != '\0') text += std::string(": ") + details;
   return text;
 }
-
-void check_cuda(cudaError_t error, const char* call) {
-  if (error == cudaSuccess) return;
-  throw kernels::DeviceError(std::string(call) + ": " + cudaGetErrorString(error));
-}
-
-/// The calling thread's device, changed for a while.
-class DeviceScope {
- public:
-  explicit DeviceScope(int device) {
-    check_cuda(cudaGetDevice(&before_), "cudaGetDevice");
-    check_cuda(cudaSetDevice(device), "cudaSetDevice");
-  }
-  ~DeviceScope() { static_cast<void>(cudaSetDevice(before_)); }
-  DeviceScope(const DeviceScope&) = delete;
-  DeviceScope& operator=(const DeviceScope&) = delete;
-  DeviceScope(DeviceScope&&) = delete;
-  DeviceScope& operator=(DeviceScope&&) = delete;
-
- private:
-  int before_ = 0;
-};
 
 ncclDataType_t type_of(kernels::Dtype dtype) {
   switch (dtype) {
@@ -221,7 +200,7 @@ class NcclLibrary final : public Nccl {
                                  ": do all ranks run the same build?");
     }
     std::memcpy(id.internal, unique_id.data(), NCCL_UNIQUE_ID_BYTES);
-    const DeviceScope scope(device_);
+    const std::shared_ptr<void> current = kernels::make_cuda_current(device_);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     ncclComm_t comm = nullptr;

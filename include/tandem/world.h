@@ -76,7 +76,8 @@ class World {
   [[nodiscard]] int size() const;
   /// The GPU for this rank's models: `net->to(world.gpu())` before wrapping them. The ranks of a
   /// host take its GPUs in turn (those that CUDA_VISIBLE_DEVICES leaves). Loads LibTorch's CUDA
-  /// library. Not collective. Throws DeviceError, saying what is missing, where there is none.
+  /// library, which must happen before LibTorch is asked about CUDA (torch::manual_seed does). Not
+  /// collective. Throws DeviceError, saying what is missing, where there is none.
   [[nodiscard]] c10::Device gpu() const;
 
   // --- training ---

@@ -21,7 +21,8 @@ using cuda::native_of;
 
 class CudaDevice final : public Device {
  public:
-  explicit CudaDevice(int index) : shared_(std::make_shared<cuda::Shared>(index)) {
+  CudaDevice(int index, std::function<void()> make_room)
+      : shared_(std::make_shared<cuda::Shared>(index, std::move(make_room))) {
     const CurrentDevice current(index);
     cuda::check_kernels();
   }
@@ -118,14 +119,18 @@ int cuda_device_count() noexcept {
   return error == cudaSuccess ? count : 0;
 }
 
-std::unique_ptr<Device> make_cuda_device(int index) {
+std::unique_ptr<Device> make_cuda_device(int index, std::function<void()> make_room) {
   int count = 0;
   check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
   if (index < 0 || index >= count) {
     throw DeviceError("cuda:" + std::to_string(index) + ": this process sees " +
                       std::to_string(count) + " GPUs, numbered from 0; see CUDA_VISIBLE_DEVICES");
   }
-  return std::make_unique<CudaDevice>(index);
+  return std::make_unique<CudaDevice>(index, std::move(make_room));
+}
+
+std::shared_ptr<void> make_cuda_current(int index) {
+  return std::make_shared<CurrentDevice>(index);
 }
 
 std::string cuda_device_identity(int index) {

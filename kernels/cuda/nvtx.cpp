@@ -9,4 +9,7 @@ namespace tandem::kernels {
 ProfilerRange::ProfilerRange(const char* name) noexcept { nvtxRangePushA(name); }
 ProfilerRange::~ProfilerRange() { nvtxRangePop(); }
 
+std::uint64_t begin_profiler_range(const char* name) noexcept { return nvtxRangeStartA(name); }
+void end_profiler_range(std::uint64_t range) noexcept { nvtxRangeEnd(range); }
+
 }  // namespace tandem::kernels

@@ -59,7 +59,8 @@ class CudaMark final : public Mark::State {
 
 }  // namespace
 
-Shared::Shared(int device) : device_(device) {
+Shared::Shared(int device, std::function<void()> make_room)
+    : device_(device), make_room_(std::move(make_room)) {
   const CurrentDevice current(device);
   check(cudaStreamCreateWithFlags(&own_stream_, cudaStreamNonBlocking),
         "cudaStreamCreateWithFlags");
@@ -140,7 +141,12 @@ std::shared_ptr<std::byte> allocate(const SharedPtr& shared, std::size_t bytes) 
   if (bytes == 0) return nullptr;
   const CurrentDevice current(shared->device());
   void* memory = nullptr;
-  const cudaError_t error = cudaMalloc(&memory, bytes);
+  cudaError_t error = cudaMalloc(&memory, bytes);
+  if (error == cudaErrorMemoryAllocation) {
+    ignore(error);
+    shared->make_room();
+    error = cudaMalloc(&memory, bytes);
+  }
   if (error == cudaErrorMemoryAllocation) {
     ignore(error);
     std::size_t free = 0;

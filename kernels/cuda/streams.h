@@ -15,6 +15,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -24,8 +25,8 @@ namespace tandem::kernels::cuda {
 
 class Shared {
  public:
-  /// Throws DeviceError.
-  explicit Shared(int device);
+  /// Throws DeviceError. `make_room`: see make_cuda_device().
+  explicit Shared(int device, std::function<void()> make_room = nullptr);
   ~Shared();
   Shared(const Shared&) = delete;
   Shared& operator=(const Shared&) = delete;
@@ -37,12 +38,18 @@ class Shared {
   /// Of the library's own, on which nothing waits but the host: zeros and tables for new memory.
   [[nodiscard]] cudaStream_t own_stream() const { return own_stream_; }
 
+  /// Where memory is full, before it is asked for again.
+  void make_room() const {
+    if (make_room_) make_room_();
+  }
+
   /// An event, with times. The device is current.
   [[nodiscard]] cudaEvent_t take_event();
   void give_event_back(cudaEvent_t event) noexcept;
 
  private:
   const int device_;
+  const std::function<void()> make_room_;
   cudaStream_t own_stream_ = nullptr;
   std::mutex mutex_;               // guards what follows
   std::vector<cudaEvent_t> free_;  // has room for all events there are

@@ -70,7 +70,8 @@ TEST(Rendezvous, NamesTheRanksThatDoNotCome) {
         [](Rendezvous& rendezvous) {
           if (rendezvous.group().rank == 1 || rendezvous.group().rank == 3) return;
           try {
-            rendezvous.all_gather("opening engine 'a'", "", soon());
+            rendezvous.all_gather("opening engine 'a'", "",
+                                  Deadline::after(std::chrono::milliseconds(600)));
             ADD_FAILURE() << "met ranks that were not there";
           } catch (const Timeout& error) {
             EXPECT_THAT(error.what(), HasSubstr("opening engine 'a'"));

@@ -8,6 +8,8 @@
 // Without TANDEM_HAVE_MPI, and when the ranks were started over a store (MASTER_ADDR and RANK, no
 // mpirun), 2 does not hold: each rank exits with its own status, and the starter wants all of them.
 
+#include "kernels/cuda_device.h"
+
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -125,6 +127,17 @@ class VerdictOfAllRanks : public testing::EmptyTestEventListener {
   }
 };
 
+/// What ctest reports as "Skipped": not run is never passed.
+constexpr int kNotRun = 77;
+
+bool a_gpu_is_missing() {
+  const char* const device = std::getenv("TANDEM_TEST_DEVICE");
+  if (device == nullptr || std::string(device) != "cuda") return false;
+  if (tandem::kernels::cuda_device_count() > 0) return false;
+  std::puts("not run: this process sees no GPU");
+  return true;
+}
+
 int run_tests(int rank) {
   testing::TestEventListeners& listeners = testing::UnitTest::GetInstance()->listeners();
   std::unique_ptr<testing::TestEventListener> printer(
@@ -158,7 +171,7 @@ int main(int argc, char** argv) {
   }
 #endif
   testing::InitGoogleTest(&argc, argv);
-  const int status = run_tests(rank);
+  const int status = a_gpu_is_missing() ? kNotRun : run_tests(rank);
 #if TANDEM_HAVE_MPI
   if (!over_store()) MPI_Finalize();
 #endif

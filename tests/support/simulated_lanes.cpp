@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <mutex>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -73,21 +74,37 @@ class SimulatedTorch final : public zero::TorchDevice {
   std::size_t last_ = 0;
 };
 
+// Two devices for LibTorch's CPU: it tells them apart, and works on both alike.
+const c10::Device kPlain{c10::kCPU, -1};
+const c10::Device kSimulated{c10::kCPU, 0};
+
 class SimulatedLanes final : public engine::Lanes {
  public:
   /// `network`: the ranks' NCCL; null for the staged plane.
   SimulatedLanes(kernels::QueueDelays delays,
                  std::shared_ptr<test_support::FakeNccl> network,
-                 int rank)
-      : delays_(delays), network_(std::move(network)), rank_(rank) {}
+                 int rank,
+                 bool mixed)
+      : delays_(delays), network_(std::move(network)), rank_(rank), mixed_(mixed) {}
+
+  [[nodiscard]] c10::Device place(const std::string& engine, c10::Device device) const override {
+    const int sum = std::accumulate(engine.begin(), engine.end(), 0);
+    return mixed_ && sum % 2 == 0 ? kPlain : device.is_cpu() ? kSimulated : device;
+  }
 
   [[nodiscard]] std::string objection(c10::Device device) const override {
-    return device.is_cpu() ? "" : "only the CPU's tensors train on simulated GPUs";
+    return device.is_cpu() ? "" : "engines train on the CPU and on CUDA devices, here simulated";
   }
 
   [[nodiscard]] std::unique_ptr<engine::Lane> open(c10::Device device,
                                                    const engine::LaneLinks& links) override {
     auto lane = std::make_unique<engine::Lane>(device);
+    if (device == kPlain) {
+      lane->torch = zero::make_torch_cpu();
+      lane->stream = lane->torch->device().make_stream(kernels::Priority::kHigh);
+      lane->plane = comm::make_data_plane(links.rendezvous, links.control);
+      return lane;
+    }
     lane->torch = std::make_unique<SimulatedTorch>(delays_);
     lane->stream = lane->torch->device().make_stream(kernels::Priority::kHigh);
     const comm::DeviceLinks device_links{links.rendezvous, links.control, lane->torch->device(),
@@ -106,17 +123,19 @@ class SimulatedLanes final : public engine::Lanes {
   const kernels::QueueDelays delays_;
   const std::shared_ptr<test_support::FakeNccl> network_;
   const int rank_;
+  const bool mixed_;
 };
 
 }  // namespace
 
 engine::LanesOfRank simulated_lanes(int size, SimulatedPlane plane, const WorldOptions& options) {
   std::shared_ptr<test_support::FakeNccl> network;
-  if (plane == SimulatedPlane::kNccl) {
+  if (plane != SimulatedPlane::kStaged) {
     network = std::make_shared<test_support::FakeNccl>(size);
   }
-  return [network, options](int rank) -> std::unique_ptr<engine::Lanes> {
-    return std::make_unique<SimulatedLanes>(delays_of(options, rank), network, rank);
+  const bool mixed = plane == SimulatedPlane::kMixed;
+  return [network, options, mixed](int rank) -> std::unique_ptr<engine::Lanes> {
+    return std::make_unique<SimulatedLanes>(delays_of(options, rank), network, rank, mixed);
   };
 }
 

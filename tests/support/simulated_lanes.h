@@ -14,7 +14,8 @@
 
 namespace tandem::testing {
 
-enum class SimulatedPlane { kNccl, kStaged };
+/// kMixed: over NCCL, and every other engine, by its name, on the CPU as it is.
+enum class SimulatedPlane { kNccl, kStaged, kMixed };
 
 /// Lanes for each rank of one world of `size` ranks. Pauses as `options` says, 200 us if it says
 /// none.

@@ -48,11 +48,14 @@ std::vector<World> make_worlds(int size, const WorldOptions& options) {
   if (simulated == nullptr) {
     return World::in_process(size, on_nodes(options));
   }
-  const bool staged = std::string(simulated) == "staged";
+  const std::string how(simulated);
   const WorldOptions chosen = on_nodes(options);
-  return engine::make_in_process(
-      size, chosen,
-      simulated_lanes(size, staged ? SimulatedPlane::kStaged : SimulatedPlane::kNccl, chosen));
+  return engine::make_in_process(size, chosen,
+                                 simulated_lanes(size,
+                                                 how == "staged"  ? SimulatedPlane::kStaged
+                                                 : how == "mixed" ? SimulatedPlane::kMixed
+                                                                  : SimulatedPlane::kNccl,
+                                                 chosen));
 }
 
 void run_as(World world, const char* kind, const Body& body) {
@@ -85,7 +88,15 @@ int launched_ranks() {
   return size;
 }
 
+bool on_a_gpu() {
+  const char* const device = std::getenv("TANDEM_TEST_DEVICE");
+  return device != nullptr && std::string(device) == "cuda";
+}
+
 void on_threads(int size, const WorldOptions& options, const Body& body) {
+  if (size > 1 && on_a_gpu()) {
+    GTEST_SKIP() << "not run: the ranks of one process share no GPU";
+  }
   std::vector<World> worlds = make_worlds(size, options);
   std::vector<std::exception_ptr> errors(worlds.size());
   std::vector<std::thread> threads;
@@ -124,7 +135,7 @@ void on_ranks(const WorldOptions& options, const Body& body, int smallest) {
     run_as(World::from_environment(on_nodes(options)), "alone", body);
   }
   for (const int size : {2, 3}) {
-    if (size >= smallest) {
+    if (size >= smallest && !on_a_gpu()) {
       on_threads(size, options, body);
     }
   }

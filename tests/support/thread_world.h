@@ -3,8 +3,8 @@
 //
 // TANDEM_TEST_RANKS_PER_NODE in the environment makes nodes of so many ranks (see WorldOptions) of
 // every world whose options do not say anything else: so every scenario can be run between nodes.
-// TANDEM_TEST_SIMULATED=nccl or staged puts the engines of worlds of threads on simulated GPUs
-// (simulated_lanes.h).
+// TANDEM_TEST_SIMULATED=nccl, staged or mixed puts the engines of worlds of threads on simulated
+// GPUs (simulated_lanes.h).
 //
 // Every runner gives each rank its own World, closes it in order when the body returns, and carries
 // every rank's exception home with its rank: a failing rank is never hidden by another that only
@@ -26,6 +26,9 @@ inline constexpr std::chrono::seconds kPatience{30};
 
 /// True if worlds of threads, also those of one, train on simulated GPUs.
 bool on_simulated_gpus();
+
+/// True if models train on a real GPU (TANDEM_TEST_DEVICE=cuda): ranks are processes then.
+bool on_a_gpu();
 
 /// Default options with kPatience as deadline.
 WorldOptions patient();

@@ -19,7 +19,9 @@ class TorchCuda final : public TorchDevice {
  public:
   explicit TorchCuda(int index)
       : where_(c10::kCUDA, static_cast<c10::DeviceIndex>(index)),
-        device_(kernels::make_cuda_device(index)) {}
+        // What LibTorch's cache holds is free memory that CUDA knows nothing of.
+        device_(kernels::make_cuda_device(index,
+                                          [] { c10::cuda::CUDACachingAllocator::emptyCache(); })) {}
 
   [[nodiscard]] kernels::Device& device() override { return *device_; }
 

@@ -508,6 +508,15 @@ std::int64_t FakeNccl::cut_off(int rank) const {
   return state_->of(rank).cut_off;
 }
 
+std::int64_t FakeNccl::groups_under_way(int rank) const {
+  const std::lock_guard lock(state_->mutex);
+  std::int64_t groups = 0;
+  for (const auto& [id, wire] : state_->wires) {
+    groups += wire->under_way.at(static_cast<std::size_t>(rank));
+  }
+  return groups;
+}
+
 std::vector<std::uintptr_t> FakeNccl::streams(int rank) const {
   const std::lock_guard lock(state_->mutex);
   return state_->of(rank).streams;

@@ -57,6 +57,8 @@ class FakeNccl {
   /// Groups under way, and sends that a peer had not received, when a communicator ended without an
   /// abort: an orderly end has none.
   [[nodiscard]] std::int64_t cut_off(int rank) const;
+  /// Given to a stream and not over.
+  [[nodiscard]] std::int64_t groups_under_way(int rank) const;
   /// Stream::id() of the calls.
   [[nodiscard]] std::vector<std::uintptr_t> streams(int rank) const;
 

@@ -3,17 +3,61 @@
 #include "comm/device_data_plane.h"
 #include "comm/planes.h"
 #include "kernels/simulated_device.h"
-#include "tests/support/fake_nccl.h"
 
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
-#include <mutex>
 #include <numeric>
-#include <stdexcept>
+#include <string>
 #include <utility>
 
 namespace tandem::testing {
+
+SimulatedTorch::SimulatedTorch(kernels::QueueDelays delays, TorchWork work)
+    : device_(delays), work_(work) {
+  for (auto& stream : streams_) stream = device_.make_stream(kernels::Priority::kNormal);
+}
+
+// What was given last may still use memory of this device.
+SimulatedTorch::~SimulatedTorch() { wait_for_all(); }
+
+kernels::Stream& SimulatedTorch::stay_on(std::size_t stream) {
+  const std::lock_guard lock(mutex_);
+  fixed_ = stream;
+  return *streams_[stream];
+}
+
+kernels::Stream& SimulatedTorch::current() {
+  const std::lock_guard lock(mutex_);
+  last_ = fixed_.value_or(++turn_ / 3 % 2);
+  return *streams_[last_];
+}
+
+void SimulatedTorch::before_torch() {
+  if (work_ == TorchWork::kInTurn) wait_for_all();
+}
+
+void SimulatedTorch::keep(const at::Tensor& tensor) {
+  const std::lock_guard lock(mutex_);
+  kernels::give_simulated_work(*streams_[last_], [tensor] {});
+}
+
+bool SimulatedTorch::holds(const at::Tensor& tensor) const { return tensor.device().is_cpu(); }
+
+at::Tensor SimulatedTorch::tensor_over(std::byte* data,
+                                       std::span<const std::int64_t> sizes,
+                                       kernels::Dtype dtype,
+                                       std::shared_ptr<void> owner) const {
+  return zero::tensor_over(data, sizes, dtype, std::move(owner));
+}
+
+void SimulatedTorch::wait_for_all() {
+  for (const auto& stream : streams_) {
+    static_cast<void>(
+        stream->record().wait_until(std::chrono::steady_clock::now() + std::chrono::minutes(5)));
+  }
+}
+
 namespace {
 
 kernels::QueueDelays delays_of(const WorldOptions& options, int rank) {
@@ -22,76 +66,19 @@ kernels::QueueDelays delays_of(const WorldOptions& options, int rank) {
           options.queue_delay_us > 0 ? options.queue_delay_us : kPause};
 }
 
-/// Whose LibTorch "runs on" either of two streams, in turn: what is given to one must wait for what
-/// the other did.
-class SimulatedTorch final : public zero::TorchDevice {
- public:
-  explicit SimulatedTorch(kernels::QueueDelays delays)
-      : device_(kernels::make_simulated_device(delays)) {
-    for (auto& stream : streams_) stream = device_->make_stream(kernels::Priority::kNormal);
-  }
-  // What was given last may still use memory of this device.
-  ~SimulatedTorch() override { wait_for_all(); }
-  SimulatedTorch(const SimulatedTorch&) = delete;
-  SimulatedTorch& operator=(const SimulatedTorch&) = delete;
-  SimulatedTorch(SimulatedTorch&&) = delete;
-  SimulatedTorch& operator=(SimulatedTorch&&) = delete;
-
-  [[nodiscard]] kernels::Device& device() override { return *device_; }
-  [[nodiscard]] kernels::Stream& current() override {
-    const std::lock_guard lock(mutex_);
-    last_ = ++turn_ / 3 % 2;
-    return *streams_[last_];
-  }
-  // LibTorch's CPU works at once.
-  void before_torch() override { wait_for_all(); }
-  void keep(const at::Tensor& tensor) override {
-    const std::lock_guard lock(mutex_);
-    kernels::give_simulated_work(*streams_[last_], [tensor] {});
-  }
-  [[nodiscard]] bool holds(const at::Tensor& tensor) const override {
-    return tensor.device().is_cpu();
-  }
-  [[nodiscard]] at::Tensor tensor_over(std::byte* data,
-                                       std::span<const std::int64_t> sizes,
-                                       kernels::Dtype dtype,
-                                       std::shared_ptr<void> owner) const override {
-    return zero::tensor_over(data, sizes, dtype, std::move(owner));
-  }
-
- private:
-  void wait_for_all() {
-    for (const auto& stream : streams_) {
-      static_cast<void>(
-          stream->record().wait_until(std::chrono::steady_clock::now() + std::chrono::minutes(5)));
-    }
-  }
-
-  const std::unique_ptr<kernels::Device> device_;
-  std::unique_ptr<kernels::Stream> streams_[2];
-  std::mutex mutex_;
-  std::size_t turn_ = 0;
-  std::size_t last_ = 0;
-};
-
 // Two devices for LibTorch's CPU: it tells them apart, and works on both alike.
 const c10::Device kPlain{c10::kCPU, -1};
 const c10::Device kSimulated{c10::kCPU, 0};
 
 class SimulatedLanes final : public engine::Lanes {
  public:
-  /// `network`: the ranks' NCCL; null for the staged plane.
-  SimulatedLanes(kernels::QueueDelays delays,
-                 std::shared_ptr<test_support::FakeNccl> network,
-                 int rank,
-                 bool mixed)
-      : delays_(delays), network_(std::move(network)), rank_(rank), mixed_(mixed) {}
+  SimulatedLanes(SimulatedGpus gpus, kernels::QueueDelays delays, int rank)
+      : gpus_(std::move(gpus)), delays_(delays), rank_(rank) {}
 
   [[nodiscard]] c10::Device place(const std::string& engine, c10::Device device) const override {
     const int sum = std::accumulate(engine.begin(), engine.end(), 0);
-    return mixed_ && sum % 2 == 0 ? kPlain : device.is_cpu() ? kSimulated : device;
+    return gpus_.mixed && sum % 2 == 0 ? kPlain : device.is_cpu() ? kSimulated : device;
   }
-
   [[nodiscard]] std::string objection(c10::Device device) const override {
     return device.is_cpu() ? "" : "engines train on the CPU and on CUDA devices, here simulated";
   }
@@ -105,13 +92,15 @@ class SimulatedLanes final : public engine::Lanes {
       lane->plane = comm::make_data_plane(links.rendezvous, links.control);
       return lane;
     }
-    lane->torch = std::make_unique<SimulatedTorch>(delays_);
+    auto torch = std::make_unique<SimulatedTorch>(delays_, gpus_.torch_work);
+    gpus_.opened(rank_, *torch);
+    lane->torch = std::move(torch);
     lane->stream = lane->torch->device().make_stream(kernels::Priority::kHigh);
     const comm::DeviceLinks device_links{links.rendezvous, links.control, lane->torch->device(),
                                          *lane->stream};
-    if (network_) {
+    if (gpus_.nccl) {
       lane->plane =
-          comm::make_nccl_data_plane(device_links, network_->library(rank_), links.deadline);
+          comm::make_nccl_data_plane(device_links, gpus_.nccl->library(rank_), links.deadline);
     } else {
       lane->host = comm::make_data_plane(links.rendezvous, links.control);
       lane->plane = comm::make_staged_data_plane(device_links, *lane->host);
@@ -120,22 +109,16 @@ class SimulatedLanes final : public engine::Lanes {
   }
 
  private:
+  const SimulatedGpus gpus_;
   const kernels::QueueDelays delays_;
-  const std::shared_ptr<test_support::FakeNccl> network_;
   const int rank_;
-  const bool mixed_;
 };
 
 }  // namespace
 
-engine::LanesOfRank simulated_lanes(int size, SimulatedPlane plane, const WorldOptions& options) {
-  std::shared_ptr<test_support::FakeNccl> network;
-  if (plane != SimulatedPlane::kStaged) {
-    network = std::make_shared<test_support::FakeNccl>(size);
-  }
-  const bool mixed = plane == SimulatedPlane::kMixed;
-  return [network, options, mixed](int rank) -> std::unique_ptr<engine::Lanes> {
-    return std::make_unique<SimulatedLanes>(delays_of(options, rank), network, rank, mixed);
+engine::LanesOfRank simulated_lanes(SimulatedGpus gpus, const WorldOptions& options) {
+  return [gpus = std::move(gpus), options](int rank) -> std::unique_ptr<engine::Lanes> {
+    return std::make_unique<SimulatedLanes>(gpus, delays_of(options, rank), rank);
   };
 }
 

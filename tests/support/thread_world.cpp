@@ -10,6 +10,7 @@
 
 #include <cstdlib>
 #include <exception>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -48,14 +49,12 @@ std::vector<World> make_worlds(int size, const WorldOptions& options) {
   if (simulated == nullptr) {
     return World::in_process(size, on_nodes(options));
   }
-  const std::string how(simulated);
   const WorldOptions chosen = on_nodes(options);
-  return engine::make_in_process(size, chosen,
-                                 simulated_lanes(size,
-                                                 how == "staged"  ? SimulatedPlane::kStaged
-                                                 : how == "mixed" ? SimulatedPlane::kMixed
-                                                                  : SimulatedPlane::kNccl,
-                                                 chosen));
+  SimulatedGpus gpus;
+  const std::string how(simulated);
+  gpus.mixed = how == "mixed";
+  if (how != "staged") gpus.nccl = std::make_shared<test_support::FakeNccl>(size);
+  return engine::make_in_process(size, chosen, simulated_lanes(std::move(gpus), chosen));
 }
 
 void run_as(World world, const char* kind, const Body& body) {
@@ -97,7 +96,10 @@ void on_threads(int size, const WorldOptions& options, const Body& body) {
   if (size > 1 && on_a_gpu()) {
     GTEST_SKIP() << "not run: the ranks of one process share no GPU";
   }
-  std::vector<World> worlds = make_worlds(size, options);
+  on_threads(make_worlds(size, options), body);
+}
+
+void on_threads(std::vector<World> worlds, const Body& body) {
   std::vector<std::exception_ptr> errors(worlds.size());
   std::vector<std::thread> threads;
   for (std::size_t rank = 0; rank < worlds.size(); ++rank) {
@@ -115,7 +117,7 @@ void on_threads(int size, const WorldOptions& options, const Body& body) {
   std::string report;
   for (std::size_t rank = 0; rank < errors.size(); ++rank) {
     if (errors[rank]) {
-      report += "\nrank " + std::to_string(rank) + " of " + std::to_string(size) +
+      report += "\nrank " + std::to_string(rank) + " of " + std::to_string(errors.size()) +
                 " threw: " + what_of(errors[rank]);
     }
   }

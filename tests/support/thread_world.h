@@ -15,6 +15,7 @@
 
 #include <chrono>
 #include <functional>
+#include <vector>
 
 namespace tandem::testing {
 
@@ -38,6 +39,8 @@ int launched_ranks();
 
 /// Runs `body` on `size` threads. Rethrows what ranks threw, all of it in one std::runtime_error.
 void on_threads(int size, const WorldOptions& options, const Body& body);
+/// The same on worlds that the test has made, of ranks 0, 1, ...
+void on_threads(std::vector<World> worlds, const Body& body);
 
 /// Under a launcher with several ranks: runs `body` as this process's rank. Alone: on a world of
 /// one, then on thread worlds of two and three, so that every scenario runs in both forms.

@@ -152,6 +152,7 @@ void WorldState::await_event(const kernels::Event& event, const std::string& wha
 }
 
 // For the device's work, which knows no deadline: it is ended here if it does not end by itself.
+// Under the lock.
 void WorldState::await_mark(Lane& lane, const kernels::Mark& mark, const std::string& what) {
   using namespace std::chrono_literals;
   if (mark.state() == nullptr) {
@@ -167,7 +168,8 @@ void WorldState::await_mark(Lane& lane, const kernels::Mark& mark, const std::st
       }
     }
     lane.plane->check();  // what an abort has ended has not been done
-  } catch (...) {
+  } catch (const std::exception& error) {
+    break_world(error.what());  // first: once aborted, the plane says only that it was
     lane.plane->abort();
     throw;
   }

@@ -54,6 +54,10 @@ struct Lane {
   /// The world is broken, and what was under way here was ended.
   bool ended = false;
 
+  /// Waits for a mark; ends what does not end by its deadline, and at once what a broken world
+  /// leaves without an end. False if it was ended.
+  [[nodiscard]] bool finish(const kernels::Mark& mark, comm::Deadline deadline) noexcept;
+
   /// Work that only a stream waits for, and by when it must be done; any thread.
   void watch(kernels::Mark mark, comm::Deadline deadline, std::string what);
   /// What is not done by its deadline, if anything.

@@ -10,6 +10,8 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <functional>
 #include <map>
@@ -111,6 +113,26 @@ void Lane::reduced(kernels::Mark begin, const Trace::About& about, comm::Deadlin
   watch(end, deadline, "the reduction of bucket " + std::to_string(about.bucket));
   const std::lock_guard lock(mutex_);
   reductions_.push_back({std::move(begin), std::move(end), about});
+}
+
+bool Lane::finish(const kernels::Mark& mark, comm::Deadline deadline) noexcept {
+  using namespace std::chrono_literals;
+  try {
+    while (!mark.wait_until(std::min(deadline.at, comm::Clock::now() + 5ms))) {
+      plane->check();
+      if (deadline.passed()) {
+        throw Timeout("the device's last work");
+      }
+    }
+    return true;
+  } catch (...) {
+    plane->abort();
+  }
+  try {
+    static_cast<void>(mark.wait_until(comm::Clock::now() + 10s));
+  } catch (...) {  // NOLINT(bugprone-empty-catch): a device that failed does no more work
+  }
+  return false;
 }
 
 void Lane::watch(kernels::Mark mark, comm::Deadline deadline, std::string what) {

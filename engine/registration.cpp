@@ -393,10 +393,9 @@ void WorldState::drop_retired() {
       // Folds that are still enqueued keep the old object, and with it the memory, until they ran;
       // and this until the device has done what it was given.
       queue_->enqueue([core, lane = core->lane, until = deadline()] {
-        if (!(core->used.wait_until(until.at) && lane->stream->record().wait_until(until.at))) {
-          lane->plane->abort();
+        if (!lane->finish(lane->stream->record(), until) || !lane->finish(core->used, until)) {
           throw Timeout("engine '" + core->name +
-                        "' is gone, but the work of its device does not end");
+                        "' is gone, and the work of its device had to be ended");
         }
       });
       auto husk = std::make_shared<EngineCore>();

@@ -147,8 +147,11 @@ void WorldState::close() {
   try {
     // What a peer has not received yet goes with this rank's communicator.
     await_event(queue_->record(), "what was enqueued before close()");
-    for (const auto& lane : lanes_) {
-      await_mark(*lane, lane->stream->record(), "the last work before close()");
+    {
+      const std::lock_guard lock(mutex_);
+      for (const auto& lane : lanes_) {
+        await_mark(*lane, lane->stream->record(), "the last work before close()");
+      }
     }
     rendezvous_->close(deadline());
   } catch (const std::exception& error) {

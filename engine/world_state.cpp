@@ -44,28 +44,14 @@ WorldState::~WorldState() {
   finish_lanes();
 }
 
-// Nothing may be freed that a stream still uses. Work that does not end by itself is ended, at once
-// if the world is broken.
+// Nothing may be freed that a stream still uses.
 void WorldState::finish_lanes() noexcept {
-  using namespace std::chrono_literals;
   const comm::Deadline until = deadline();
-  const auto finish = [&](Lane& lane, const kernels::Mark& mark) {
-    try {
-      while (!mark.wait_until(std::min(until.at, comm::Clock::now() + 5ms))) {
-        lane.plane->check();
-        if (until.passed()) {
-          throw Timeout("the device's last work");
-        }
-      }
-    } catch (...) {
-      lane.plane->abort();
-      static_cast<void>(mark.wait_until(deadline().at));
-    }
-  };
   for (const auto& lane : lanes_) {
     try {
-      finish(*lane, lane->stream->record());  // first: users' streams wait for it
-      finish(*lane, lane->torch->current().record());
+      // First the lane's own: users' streams wait for it.
+      static_cast<void>(lane->finish(lane->stream->record(), until));
+      static_cast<void>(lane->finish(lane->torch->current().record(), until));
     } catch (...) {  // NOLINT(bugprone-empty-catch): a device that failed does no more work
     }
   }

@@ -151,12 +151,14 @@ class WorldState : public hooks::PassSink {
   auto guarded(Body&& body);
   /// Under the lock.
   void break_world(const std::string& text) noexcept;
-  /// Without it; what a room below could not say in the public types.
+  /// Without it; what a room below could not say in the public types. If the world was broken by
+  /// something else before, that is the cause, and is thrown.
   template <class PublicError>
   [[noreturn]] void break_world_and_throw(const std::exception& error) {
-    {
-      const std::lock_guard lock(mutex_);
-      break_world(error.what());
+    const std::lock_guard lock(mutex_);
+    break_world(error.what());
+    if (*broken_ != error.what()) {
+      throw WorldBroken(*broken_);
     }
     throw PublicError(error.what());
   }

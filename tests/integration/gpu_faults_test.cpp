@@ -95,14 +95,17 @@ class GpuFaults : public ::testing::Test {
     const WorldOptions options{.timeout = timeout};
     const auto begin = Clock::now();
     on_threads(
-        engine::make_in_process(kRanks, options, simulated_lanes({nccl_, torch_work}, options)),
+        engine::make_in_process(
+            kRanks, options, simulated_lanes({.nccl = nccl_, .torch_work = torch_work}, options)),
         [&](World& world) {
           ScaleEngine net(world, std::make_shared<Scale>(kNumel, 0.0), {.name = "net"});
+          static_cast<void>(world.sum(0.0));  // every rank has its engine before anything fails
           body(world, net);
         });
     EXPECT_LT(Clock::now() - begin, kMuchLater) << "the end of the worlds included";
     for (int rank = 0; rank < kRanks; ++rank) {
-      EXPECT_EQ(nccl_->calls_after_abort(rank), 0) << rank;
+      // One may be on its way when the progress thread aborts.
+      EXPECT_LE(nccl_->calls_after_abort(rank), 1) << rank;
       EXPECT_EQ(nccl_->groups_under_way(rank), 0) << rank;
     }
   }
@@ -121,11 +124,14 @@ class GpuFaults : public ::testing::Test {
   }
   Outcome& of(const World& world) { return outcomes_.at(static_cast<std::size_t>(world.rank())); }
 
-  /// The faulty rank throws DeviceError with `words`, the others that the world is broken by them.
+  /// `words` are said on all ranks: by DeviceError on the faulty one, unless its progress thread
+  /// found out first and broke the world; on the others as what broke it.
   void expect_words_everywhere(const std::string& words) const {
     for (std::size_t rank = 0; rank < outcomes_.size(); ++rank) {
       const bool faulty = rank == static_cast<std::size_t>(kFaulty);
-      EXPECT_EQ(outcomes_[rank].threw, faulty ? Threw::kDeviceError : Threw::kWorldBroken) << rank;
+      EXPECT_TRUE(outcomes_[rank].threw == Threw::kWorldBroken ||
+                  (faulty && outcomes_[rank].threw == Threw::kDeviceError))
+          << rank;
       EXPECT_THAT(outcomes_[rank].text, HasSubstr(words)) << rank;
     }
   }
@@ -245,7 +251,7 @@ TEST_F(GpuFaults, ARankThatCannotJoinIsSaidOnAllRanks) {
   nccl_->set_faults(kFaulty, {.join = true});
   const WorldOptions options{.timeout = kTimeout};
   const auto begin = Clock::now();
-  on_threads(engine::make_in_process(kRanks, options, simulated_lanes({nccl_}, options)),
+  on_threads(engine::make_in_process(kRanks, options, simulated_lanes({.nccl = nccl_}, options)),
              [&](World& world) {
                of(world) = outcome_of([&] {
                  const ScaleEngine net(world, std::make_shared<Scale>(kNumel, 0.0),

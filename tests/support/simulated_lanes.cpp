@@ -105,6 +105,10 @@ class SimulatedLanes final : public engine::Lanes {
       lane->host = comm::make_data_plane(links.rendezvous, links.control);
       lane->plane = comm::make_staged_data_plane(device_links, *lane->host);
     }
+    lane->plane = test_support::make_strict_plane(
+        std::move(lane->plane), lane->torch->device(), *lane->stream,
+        [called = gpus_.called, rank = rank_](
+            test_support::PlaneCall call, kernels::Stream& stream) { called(rank, call, stream); });
     return lane;
   }
 

@@ -3,11 +3,13 @@
 // Tensors are the CPU's, so every model trains there; what Tandem itself does with them goes
 // through streams that do it some random time later (kernels/simulated_device.h), and through the
 // data planes of GPUs: over a fake NCCL, or staged through the host. Memory that is used after it
-// was freed fails the test (watched_device.h).
+// was freed fails the test (watched_device.h), and so does what a GPU's plane is not told or not
+// waited for (strict_plane.h).
 #pragma once
 
 #include "engine/in_process.h"
 #include "tests/support/fake_nccl.h"
+#include "tests/support/strict_plane.h"
 #include "tests/support/watched_device.h"
 #include "zero/torch_device.h"
 #include <tandem/options.h>
@@ -72,6 +74,9 @@ struct SimulatedGpus {
   TorchWork torch_work = TorchWork::kInTurn;
   /// When a rank's first engine is made, on its thread; the device lives as long as its world.
   std::function<void(int rank, SimulatedTorch& torch)> opened = [](int, SimulatedTorch&) {};
+  /// After a rank's call of its plane was passed on, on the caller's thread; see strict_plane.h.
+  std::function<void(int rank, test_support::PlaneCall call, kernels::Stream& stream)> called =
+      [](int, test_support::PlaneCall, kernels::Stream&) {};
 };
 
 /// Lanes for each rank of one world. Pauses as `options` says, 200 us if it says none.

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <vector>
@@ -58,9 +59,14 @@ class ThreeStreams final : public TorchDevice {
     }
   }
 
+  std::function<void()> before = [] {};  // before_torch()
+
   [[nodiscard]] kernels::Device& device() override { return *device_; }
   [[nodiscard]] Stream& current() override { return *streams_[current_]; }
-  void before_torch() override { EXPECT_TRUE(current().record().wait_until(soon())); }
+  void before_torch() override {
+    before();
+    EXPECT_TRUE(current().record().wait_until(soon()));
+  }
   void keep(const at::Tensor& tensor) override {
     kernels::give_simulated_work(current(), [tensor] {});
   }
@@ -89,6 +95,9 @@ class BusyChannel final : public test_support::FakeChannel {
     return {reinterpret_cast<std::byte*>(memory_.back().data()), bytes, 0, users};
   }
   void give_back(comm::Staging staging) override { returned.push_back(std::move(staging)); }
+
+  /// Of the last acquire().
+  [[nodiscard]] std::vector<float>& last() { return memory_.back(); }
 
   Marks users;  // of what acquire() gives
   std::vector<comm::Staging> returned;
@@ -152,6 +161,20 @@ TEST_F(GradientStreams, NothingIsWrittenBeforeTheMemorysLastUse) {
   gate.open();
   EXPECT_TRUE(torch::equal(read(taken, 0), full(1.0F)));
   EXPECT_TRUE(torch::equal(read(taken, 1), full(0.0F)));
+}
+
+// What no kernel of ours copies, LibTorch does.
+TEST_F(GradientStreams, LibTorchComesAfterTheMemorysLastUseToo) {
+  make(1, kF);
+  Gate gate(device_.stream(2));
+  kernels::give_simulated_work(device_.stream(2), [&] {
+    std::fill(channel_->last().begin(), channel_->last().end(), 9.0F);
+  });
+  channel_->users = {device_.stream(2).record()};
+  device_.before = [&] { gate.open(); };
+  buckets_->put_main(0, torch::full({2 * kNumel}, 1.0F).slice(0, 0, 2 * kNumel, 2), false);
+  gate.open();
+  EXPECT_TRUE(torch::equal(read(buckets_->take_main(0, kF), 0), full(1.0F)));
 }
 
 // Zeros are written on a stream that has not written into the bucket before.

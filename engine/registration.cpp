@@ -391,13 +391,15 @@ void WorldState::drop_retired() {
         core->channel->trim(0);
       }
       // Folds that are still enqueued keep the old object, and with it the memory, until they ran;
-      // and this until the device has done what it was given.
-      queue_->enqueue([core, lane = core->lane, until = deadline()] {
-        if (!lane->finish(lane->stream->record(), until) || !lane->finish(core->used, until)) {
-          throw Timeout("engine '" + core->name +
-                        "' is gone, and the work of its device had to be ended");
-        }
-      });
+      // on a device also a job that waits until what was given to it is done.
+      if (core->lane->asynchronous) {
+        queue_->enqueue([core, lane = core->lane, until = deadline()] {
+          if (!lane->finish(lane->stream->record(), until) || !lane->finish(core->used, until)) {
+            throw Timeout("engine '" + core->name +
+                          "' is gone, and the work of its device had to be ended");
+          }
+        });
+      }
       auto husk = std::make_shared<EngineCore>();
       husk->serial = core->serial;
       husk->index = core->index;

@@ -393,6 +393,8 @@ void WorldState::drop_retired() {
       // Folds that are still enqueued keep the old object, and with it the memory, until they ran;
       // on a device also a job that waits until what was given to it is done.
       if (core->lane->asynchronous) {
+        core->parameters.reset();  // users' tensors go here; the channel keeps their memory
+        core->buffers.clear();
         queue_->enqueue([core, lane = core->lane, until = deadline()] {
           if (!lane->finish(lane->stream->record(), until) || !lane->finish(core->used, until)) {
             throw Timeout("engine '" + core->name +

@@ -14,8 +14,8 @@ namespace tandem::comm {
 
 /// What a wait is for, for errors.
 struct Awaited {
-  const std::string& where;  // "engine 'critic'"
-  const std::string& what;   // "bucket 3"
+  std::string where;  // "engine 'critic'"
+  std::string what;   // "bucket 3"
   Group group;
 };
 

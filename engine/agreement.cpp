@@ -1,4 +1,5 @@
 // engine/agreement.cpp: gates, waits and errors: how this rank's calls meet the other ranks'.
+#include "comm/mark_wait.h"
 #include "engine/world_state.h"
 #include <tandem/error.h>
 
@@ -81,6 +82,13 @@ void WorldState::check_usable() const {
   }
 }
 
+void throw_public(const kernels::DeviceError& error, const std::string& where) {
+  if (dynamic_cast<const kernels::OutOfDeviceMemory*>(&error) != nullptr) {
+    throw OutOfMemory(where + error.what());
+  }
+  throw DeviceError(where + error.what());
+}
+
 void WorldState::break_world(const std::string& text) noexcept {
   try {
     if (!broken_) {
@@ -154,20 +162,13 @@ void WorldState::await_event(const kernels::Event& event, const std::string& wha
 // For the device's work, which knows no deadline: it is ended here if it does not end by itself.
 // Under the lock.
 void WorldState::await_mark(Lane& lane, const kernels::Mark& mark, const std::string& what) {
-  using namespace std::chrono_literals;
   if (mark.state() == nullptr) {
     return;
   }
   const TraceSpan span(*trace_, "wait for the device", Trace::Row::kUser);
-  const comm::Deadline until = deadline();
   try {
-    while (!mark.wait_until(std::min(until.at, comm::Clock::now() + 5ms))) {
-      lane.plane->check();
-      if (until.passed()) {
-        time_out(what, {});
-      }
-    }
-    lane.plane->check();  // what an abort has ended has not been done
+    comm::await_mark(
+        mark, [&] { lane.plane->check(); }, {lane.where.str(), what, group_}, deadline());
   } catch (const std::exception& error) {
     break_world(error.what());  // first: once aborted, the plane says only that it was
     lane.plane->abort();

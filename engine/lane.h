@@ -55,7 +55,7 @@ struct Lane {
   bool ended = false;
 
   /// Waits for a mark; ends what does not end by its deadline, and at once what a broken world
-  /// leaves without an end. False if it was ended.
+  /// leaves without an end. False if it was ended, or the world is broken.
   [[nodiscard]] bool finish(const kernels::Mark& mark, comm::Deadline deadline) noexcept;
 
   /// Work that only a stream waits for, and by when it must be done; any thread.

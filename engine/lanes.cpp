@@ -1,6 +1,7 @@
 // engine/lanes.cpp: the lanes that a build has: the CPU's, and a GPU's.
 #include "comm/collective_try.h"
 #include "comm/device_data_plane.h"
+#include "comm/mark_wait.h"
 #include "comm/nccl_library.h"
 #include "comm/planes.h"
 #include "engine/gpu.h"
@@ -116,20 +117,16 @@ void Lane::reduced(kernels::Mark begin, const Trace::About& about, comm::Deadlin
 }
 
 bool Lane::finish(const kernels::Mark& mark, comm::Deadline deadline) noexcept {
-  using namespace std::chrono_literals;
+  constexpr std::chrono::seconds kForTheEnd{10};  // what was aborted ends at once, or never
   try {
-    while (!mark.wait_until(std::min(deadline.at, comm::Clock::now() + 5ms))) {
-      plane->check();
-      if (deadline.passed()) {
-        throw Timeout("the device's last work");
-      }
-    }
+    comm::await_mark(
+        mark, [this] { plane->check(); }, {}, deadline);
     return true;
   } catch (...) {
     plane->abort();
   }
   try {
-    static_cast<void>(mark.wait_until(comm::Clock::now() + 10s));
+    static_cast<void>(mark.wait_until(comm::Clock::now() + kForTheEnd));
   } catch (...) {  // NOLINT(bugprone-empty-catch): a device that failed does no more work
   }
   return false;

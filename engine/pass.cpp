@@ -159,10 +159,8 @@ void WorldState::arrived(std::int32_t serial, std::int32_t parameter, at::Tensor
     }
   } catch (const InvalidArgument& error) {
     throw InvalidArgument(name() + error.what());
-  } catch (const kernels::OutOfDeviceMemory& error) {
-    throw OutOfMemory(name() + error.what());
   } catch (const kernels::DeviceError& error) {
-    throw DeviceError(name() + error.what());
+    throw_public(error, name());
   }
   trace_->instant(
       "arrival", Trace::Row::kUser,
@@ -322,12 +320,9 @@ void WorldState::launch_due() {
     for (const Launch& one : due) {
       launch(one);
     }
-  } catch (const kernels::OutOfDeviceMemory& error) {
-    break_world(error.what());
-    throw OutOfMemory(error.what());
   } catch (const kernels::DeviceError& error) {
     break_world(error.what());
-    throw DeviceError(error.what());
+    throw_public(error);
   } catch (const std::exception& error) {  // the other ranks make this launch
     break_world(error.what());
     throw;

@@ -346,9 +346,8 @@ void WorldState::broadcast_values(EngineCore& core) {
       },
       "initial parameters", deadline());
   core.channel->wait_gathered_by_all("initial parameters", deadline());
-  const kernels::Mark gathered = core.lane->stream->record();
-  await_mark(*core.lane, gathered, "initial parameters of engine '" + core.name + "'");
-  current.wait(gathered);
+  await_mark(*core.lane, core.lane->stream->record(),
+             "initial parameters of engine '" + core.name + "'");
   if (core.options.broadcast) {
     core.unpack_buffers();
   }

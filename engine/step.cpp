@@ -328,8 +328,9 @@ void WorldState::update_and_gather(const GateMerged& gate,
   result.times.gather = watch.lap();
 }
 
-/// On a device the user's stream waits for the gathers, and the next reductions for the update,
-/// which reads what they write; the host waits for neither.
+/// On a device the user's stream waits for the gathers, and the lane's for all of this step: the
+/// next reductions write what it reads, and the next step, perhaps on another stream of the user's,
+/// comes behind them. The host waits for neither.
 void WorldState::hand_parameters_to_torch() {
   for (const auto& lane : lanes_) {
     lane->step->wait(lane->stream->record());

@@ -111,10 +111,10 @@ void WorldState::progress() {
   }
 }
 
-// What nobody on this rank waits for with a deadline: jobs of the queue, and on a device the work
-// that users' streams wait for (gathers, and reductions whose staging is used again). A rank that
-// is gone would leave that without an end, and the user waiting for it in the middle of his own
-// code.
+// What nobody waits for with a deadline on a device: the work that users' streams wait for
+// (gathers, and reductions whose staging is used again), and the queue's jobs that give it. A rank
+// that is gone would leave that without an end, and the user waiting for it in the middle of his
+// own code.
 void WorldState::watch() {
   if (closed_) {
     return;

@@ -50,6 +50,10 @@ namespace tandem::engine {
 
 using Named = std::vector<std::pair<std::string, at::Tensor>>;
 
+/// Throws what a room below could not say in the public types: OutOfMemory or DeviceError, with
+/// `where` before its words.
+[[noreturn]] void throw_public(const kernels::DeviceError& error, const std::string& where = {});
+
 class WorldState : public hooks::PassSink {
  public:
   WorldState(std::unique_ptr<comm::Rendezvous> rendezvous,
@@ -151,17 +155,6 @@ class WorldState : public hooks::PassSink {
   auto guarded(Body&& body);
   /// Under the lock.
   void break_world(const std::string& text) noexcept;
-  /// Without it; what a room below could not say in the public types. If the world was broken by
-  /// something else before, that is the cause, and is thrown.
-  template <class PublicError>
-  [[noreturn]] void break_world_and_throw(const std::exception& error) {
-    const std::lock_guard lock(mutex_);
-    break_world(error.what());
-    if (*broken_ != error.what()) {
-      throw WorldBroken(*broken_);
-    }
-    throw PublicError(error.what());
-  }
 
   // pass.cpp
   bool advance();
@@ -287,10 +280,15 @@ auto WorldState::guarded(Body&& body) {
     throw;
   } catch (const BackwardFailed&) {
     throw;
-  } catch (const kernels::OutOfDeviceMemory& error) {
-    break_world_and_throw<OutOfMemory>(error);
   } catch (const kernels::DeviceError& error) {
-    break_world_and_throw<DeviceError>(error);
+    {
+      const std::lock_guard lock(mutex_);
+      break_world(error.what());
+      if (*broken_ != error.what()) {
+        throw WorldBroken(*broken_);  // what broke it before is the cause of this
+      }
+    }
+    throw_public(error);
   } catch (const std::exception& error) {
     const std::lock_guard lock(mutex_);
     break_world(error.what());

@@ -6,7 +6,6 @@
 #include "zero/update_rule.h"
 
 #include <algorithm>
-#include <map>
 #include <utility>
 
 namespace tandem::zero {
@@ -109,20 +108,25 @@ void OptimizerShard::begin_update(kernels::Stream& stream,
   for (std::size_t p = 0; p < seen.size(); ++p) {
     if (seen[p]) ++step_counts_[p];
   }
-  // Parameters of one group that have taken the same number of steps share a rule: nearly always
-  // one a group, so two powers are taken once a group and not once a parameter.
+  // Nearly all parameters of a group have taken the same number of steps: two powers once a group,
+  // not per parameter, also where weights and biases of different groups take turns.
+  struct Latest {
+    std::int64_t step = 0;
+    std::int32_t rule = kernels::UpdateRules::kSkip;
+  };
+  std::vector<Latest> latest(groups_.size());
   kernels::UpdateRules rules;
   rules.rule_of.assign(fragments_.size(), kernels::UpdateRules::kSkip);
-  std::map<std::pair<std::size_t, std::int64_t>, std::int32_t> known;
   for (std::size_t f = 0; f < fragments_.size(); ++f) {
     const auto parameter = static_cast<std::size_t>(fragments_[f].parameter);
     if (!seen[parameter]) continue;
     const std::size_t group = groups_.group_of(parameter);
-    const std::int64_t step = step_counts_[parameter];
-    const auto [rule, fresh] =
-        known.try_emplace({group, step}, static_cast<std::int32_t>(rules.rules.size()));
-    if (fresh) rules.rules.push_back(update_at(groups_.settings(group), step, factor));
-    rules.rule_of[f] = rule->second;
+    Latest& of_group = latest[group];
+    if (of_group.step != step_counts_[parameter]) {
+      of_group = {step_counts_[parameter], static_cast<std::int32_t>(rules.rules.size())};
+      rules.rules.push_back(update_at(groups_.settings(group), of_group.step, factor));
+    }
+    rules.rule_of[f] = of_group.rule;
   }
   table_->set_rules(stream, std::move(rules));
 }

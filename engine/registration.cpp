@@ -14,6 +14,42 @@ namespace tandem::engine {
 
 namespace {
 
+/// An engine that is gone, kept until its device has done what was given to it: by the job that
+/// waits for that, or, where a queue that failed skips the job, by who lets go of it.
+class Leaving {
+ public:
+  Leaving(std::shared_ptr<EngineCore> core, comm::Deadline until)
+      : core_(std::move(core)), until_(until) {}
+  ~Leaving() {
+    if (!finished_) {
+      static_cast<void>(finish());
+    }
+  }
+  Leaving(const Leaving&) = delete;
+  Leaving& operator=(const Leaving&) = delete;
+  Leaving(Leaving&&) = delete;
+  Leaving& operator=(Leaving&&) = delete;
+
+  [[nodiscard]] const std::string& name() const { return core_->name; }
+
+  /// False if the device's work had to be ended, or the world is broken.
+  [[nodiscard]] bool finish() noexcept {
+    finished_ = true;
+    Lane& lane = *core_->lane;
+    const bool used = lane.finish(core_->used, until_);
+    try {
+      return lane.finish(lane.stream->record(), until_) && used;
+    } catch (...) {  // a device that failed does no more work
+      return false;
+    }
+  }
+
+ private:
+  const std::shared_ptr<EngineCore> core_;
+  const comm::Deadline until_;
+  bool finished_ = false;
+};
+
 /// Buffers of any type lie behind each other.
 constexpr std::int64_t kBufferAlign = 16;
 
@@ -394,9 +430,9 @@ void WorldState::drop_retired() {
       if (core->lane->asynchronous) {
         core->parameters.reset();  // users' tensors go here; the channel keeps their memory
         core->buffers.clear();
-        queue_->enqueue([core, lane = core->lane, until = deadline()] {
-          if (!lane->finish(lane->stream->record(), until) || !lane->finish(core->used, until)) {
-            throw Timeout("engine '" + core->name +
+        queue_->enqueue([leaving = std::make_shared<Leaving>(core, deadline())] {
+          if (!leaving->finish()) {
+            throw Timeout("engine '" + leaving->name() +
                           "' is gone, and the work of its device had to be ended");
           }
         });
@@ -423,8 +459,7 @@ void WorldState::drop_retired() {
 }
 
 std::uint64_t WorldState::world_hash() const {
-  std::vector<std::uint64_t> parts{sequencer_.order_hash(),
-                                   static_cast<std::uint64_t>(options_.average)};
+  std::vector<std::uint64_t> parts{sequencer_.order_hash(), static_cast<std::uint64_t>(average_)};
   for (const auto& core : cores_) {
     parts.push_back(core->retired() ? 0 : core->layout_hash);
   }

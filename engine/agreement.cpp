@@ -346,7 +346,7 @@ std::vector<std::string> WorldState::gather_texts(Lock& lock,
 // After an error every rank says in words what it was about to do; all throw the same.
 void WorldState::explain(Lock& lock, const std::string& error, bool windows_discarded) {
   const std::vector<std::string> texts =
-      gather_texts(lock, join_lines(said_) + "average by " + name_of(options_.average),
+      gather_texts(lock, join_lines(said_) + "average by " + name_of(average_),
                    "the other ranks' explanation of an error");
   for (std::size_t r = 0; r < texts.size(); ++r) {
     if (texts[r].rfind(kRefusal, 0) != 0) {

@@ -19,6 +19,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -67,6 +68,10 @@ struct EngineCore {
   std::unique_ptr<hooks::LeafHooks> hooks;  // null once the engine is gone
 
   kernels::Mark used;  // by LibTorch's stream, when the engine went
+
+  /// Reads settings that are kept elsewhere (engine/optimizer_adapter) before a step; under the
+  /// world's lock. May be empty.
+  std::function<void()> adopt_settings;
 
   Window window;
   bool armed = false;    // forward with gradients since it last took part or was stepped

@@ -15,6 +15,16 @@ constexpr std::int64_t kPage = 4096;  // buckets of the flat parameters begin at
 
 }  // namespace
 
+Average WorldState::average() const {
+  const std::lock_guard lock(mutex_);
+  return average_;
+}
+
+std::int64_t WorldState::updates() const {
+  const std::lock_guard lock(mutex_);
+  return updates_;
+}
+
 MemoryReport WorldState::memory_report() const {
   const std::lock_guard lock(mutex_);
   MemoryReport report;

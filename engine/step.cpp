@@ -59,6 +59,7 @@ StepResult WorldState::step(const std::vector<const EngineCore*>& engines,
     Lock lock(mutex_);
     const TraceSpan span(*trace_, "step", Trace::Row::kUser, {.update = updates_ + 1});
     resolve(lock);
+    adopt_settings();
     std::string problem = settle_parameters();
     GateSay say;
     say.word = Word::kStep;
@@ -83,6 +84,15 @@ StepResult WorldState::step(const std::vector<const EngineCore*>& engines,
     return perform_step(
         lock, agree(lock, say, say.refused ? refusal(problem) : std::vector<std::string>{}));
   });
+}
+
+/// Learning rates that code holding an engine's torch::optim::Optimizer has set.
+void WorldState::adopt_settings() {
+  for (const auto& core : cores_) {
+    if (!core->retired() && core->adopt_settings) {
+      core->adopt_settings();
+    }
+  }
 }
 
 StepResult WorldState::perform_step(Lock& lock, const GateMerged& gate) {
@@ -175,7 +185,7 @@ std::vector<WorldState::Part> WorldState::gather_parts(const GateMerged& gate) c
       part.unseen = part.unseen && !part.seen[p];
     }
     if (!part.unseen) {
-      switch (options_.average) {
+      switch (average_) {
         case Average::kRanks:
           part.denominator = static_cast<double>(window.pairs) / static_cast<double>(window.passes);
           break;

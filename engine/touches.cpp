@@ -50,6 +50,21 @@ std::int64_t WorldState::window() {
   });
 }
 
+void WorldState::set_average(Average average) {
+  guarded([&] {
+    Lock lock(mutex_);
+    abandon_own_pass();
+    wait_until_resolved(lock);
+    for (const auto& core : cores_) {
+      if (average != average_ && core->window.passes > 0) {
+        throw InvalidArgument("World::set_average: the window of engine '" + core->name +
+                              "' holds gradients already; call it behind a step or zero_grad");
+      }
+    }
+    average_ = average;
+  });
+}
+
 double WorldState::value(ValueOp op, double value, int root) {
   if (root < 0 || root >= group_.size) {
     throw InvalidArgument("World::broadcast: root " + std::to_string(root) + " is no rank of " +

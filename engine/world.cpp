@@ -117,6 +117,10 @@ double World::broadcast(double value, int root) {
   return state_->value(engine::ValueOp::kBroadcast, value, root);
 }
 
+Average World::average() const { return state_->average(); }
+void World::set_average(Average average) { state_->set_average(average); }
+std::int64_t World::updates() const { return state_->updates(); }
+
 std::int64_t World::window() { return state_->window(); }
 MemoryReport World::memory_report() const { return state_->memory_report(); }
 WireReport World::wire_report() const { return state_->wire_report(); }

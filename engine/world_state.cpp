@@ -24,6 +24,7 @@ WorldState::WorldState(std::unique_ptr<comm::Rendezvous> rendezvous,
               options.queue_delay_seed * 1000003U + static_cast<std::uint64_t>(group_.rank),
               options.queue_delay_us})),
       sequencer_(group_.rank, group_.size),
+      average_(options.average),
       tracker_(std::make_unique<hooks::PassTracker>(*this)),
       progress_([this] { progress(); }) {}
 

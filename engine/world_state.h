@@ -68,6 +68,11 @@ class WorldState : public hooks::PassSink {
 
   [[nodiscard]] comm::Group group() const { return group_; }
   [[nodiscard]] c10::Device gpu() const;
+  [[nodiscard]] Average average() const;
+  /// Throws InvalidArgument while a window holds a pass.
+  void set_average(Average average);
+  /// Applied steps.
+  [[nodiscard]] std::int64_t updates() const;
 
   // --- touches.cpp ---
   void backward(const at::Tensor& loss, bool retain_graph);
@@ -177,6 +182,7 @@ class WorldState : public hooks::PassSink {
   void warn_of_an_endless_window();
 
   // step.cpp
+  void adopt_settings();
   StepResult perform_step(Lock& lock, const GateMerged& gate);
   struct Part;  // one engine's part of a step
   std::vector<Part> gather_parts(const GateMerged& gate) const;
@@ -237,6 +243,7 @@ class WorldState : public hooks::PassSink {
 
   int hold_depth_ = 0;
   std::vector<std::vector<std::int32_t>> only_;  // serials of each scope; the last one counts
+  Average average_;
   std::int64_t window_passes_ = 0;
   std::int64_t updates_ = 0;
   std::int64_t launches_ = 0;

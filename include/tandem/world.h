@@ -111,6 +111,12 @@ class World {
   /// Average::kTokens.
   void count_tokens(std::int64_t tokens);
 
+  /// Divisor of every engine's gradients: WorldOptions::average, until it is set.
+  [[nodiscard]] Average average() const;
+  /// From the next step on; the same on all ranks. Throws InvalidArgument while a window holds
+  /// gradients.
+  void set_average(Average average);
+
   // --- small joint values: each rank's are combined in rank order, in double; the same result on
   // all ranks. Collective. Ranks that are at their step join without a value. ---
 
@@ -122,6 +128,8 @@ class World {
 
   // --- looking ---
 
+  /// Steps that were applied so far.
+  [[nodiscard]] std::int64_t updates() const;
   /// Passes held by the current windows, after resolving the last one: 0 after a failed pass
   /// (repeat the window from its first pass) or after a step or zero_grad that emptied all windows.
   /// A touch, not collective by itself.

@@ -143,6 +143,9 @@ class CpuDevice final : public Device {
   void fill(Stream& /*stream*/, float* to, float value, std::int64_t numel) override {
     std::fill_n(to, numel, value);
   }
+  void multiply(Stream& /*stream*/, float* x, float factor, std::int64_t numel) override {
+    kernels::multiply(x, factor, numel);
+  }
   void widen(
       Stream& /*stream*/, float* to, const void* from, Dtype dtype, std::int64_t numel) override {
     switch (dtype) {

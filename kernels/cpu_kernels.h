@@ -19,6 +19,8 @@ struct CpuKernels {
   /// fold.h; slices[0, count).
   void (*fold)(
       const Slice* slices, std::int64_t count, std::int64_t numel, float* acc, Accumulator state);
+  /// fold.h.
+  void (*multiply)(float* x, float factor, std::int64_t numel);
   /// norm.h; numel <= kNormBlock.
   double (*block_sum_of_squares)(const float* x, std::int64_t numel);
   /// update.h. By Update::index(); `functor` points to that alternative.

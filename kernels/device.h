@@ -83,6 +83,8 @@ class Device {
   virtual void zero(Stream& stream, void* to, std::size_t bytes) = 0;
   /// to[i] = value, i in [0, numel).
   virtual void fill(Stream& stream, float* to, float value, std::int64_t numel) = 0;
+  /// x[i] *= factor, in fp32. Moves 8 bytes an element.
+  virtual void multiply(Stream& stream, float* x, float factor, std::int64_t numel) = 0;
   /// to[i] = from[i] in fp32, exactly.
   virtual void widen(
       Stream& stream, float* to, const void* from, Dtype dtype, std::int64_t numel) = 0;

@@ -14,4 +14,10 @@ void fold(std::span<const Slice> slices, std::int64_t numel, float* acc, Accumul
   cpu_kernels().fold(slices.data(), static_cast<std::int64_t>(slices.size()), numel, acc, state);
 }
 
+void multiply(float* x, float factor, std::int64_t numel) {
+  TANDEM_ASSERT(numel >= 0, "a range has no negative length");
+  const KeepDenormals keep;
+  cpu_kernels().multiply(x, factor, numel);
+}
+
 }  // namespace tandem::kernels

@@ -3,6 +3,7 @@
 // F1 Element i depends on element i of the slices only, never on where a range was cut.
 // F2 The additions happen in the order of `slices`: ((acc + s0) + s1) + ..., each in fp32.
 // F3 A slice without data stands for zeros and costs nothing: acc is never -0, so x + 0 = x.
+// multiply() is what a sum may need between two folds.
 // Called by comm (reductions) and zero (gradients held locally).
 #pragma once
 
@@ -26,5 +27,8 @@ enum class Accumulator : std::uint8_t {
 /// acc[i] = (fresh ? +0 : acc[i]) + slices[0][i] + slices[1][i] + ..., left to right in fp32.
 /// Moves numel * (bytes of every slice with data + 4 or 8) bytes. Blocking, on the calling thread.
 void fold(std::span<const Slice> slices, std::int64_t numel, float* acc, Accumulator state);
+
+/// x[i] *= factor, in fp32; denormals are kept. On the calling thread.
+void multiply(float* x, float factor, std::int64_t numel);
 
 }  // namespace tandem::kernels

@@ -120,6 +120,9 @@ class SimulatedDevice final : public Device {
   void fill(Stream& stream, float* to, float value, std::int64_t numel) override {
     simulated(stream).give([this, to, value, numel] { cpu_->fill(now_, to, value, numel); });
   }
+  void multiply(Stream& stream, float* x, float factor, std::int64_t numel) override {
+    simulated(stream).give([this, x, factor, numel] { cpu_->multiply(now_, x, factor, numel); });
+  }
   void widen(
       Stream& stream, float* to, const void* from, Dtype dtype, std::int64_t numel) override {
     simulated(stream).give(

@@ -271,6 +271,24 @@ void GradientBuckets::add_late_to_main(std::int32_t bucket) {
   clear(late);
 }
 
+void GradientBuckets::multiply(float factor) {
+  for (std::size_t b = 0; b < main_.size(); ++b) {
+    Buffer& main = main_[b];
+    if (main.count == 0) continue;
+    widen(static_cast<std::int32_t>(b), main);
+    kernels::Stream& stream = torch_.current();
+    enter(main, stream);
+    const std::vector<Placement>& placements = plan_.buckets[b].placements;
+    for (std::size_t i = 0; i < placements.size(); ++i) {
+      if (!main.present[i] || placements[i].numel == 0) continue;
+      torch_.device().multiply(stream,
+                               reinterpret_cast<float*>(main.staging.data) + placements[i].offset,
+                               factor, placements[i].numel);
+    }
+    leave(main, stream);
+  }
+}
+
 void GradientBuckets::discard() {
   for (Buffer& main : main_) clear(main);
   for (Buffer& late : late_) clear(late);

@@ -67,6 +67,8 @@ class GradientBuckets {
   [[nodiscard]] Contribution take_late(std::int32_t bucket);
   /// For engines that hold: adds late to main (fp32) and empties late.
   void add_late_to_main(std::int32_t bucket);
+  /// Multiplies what is held (main, fp32 then) by `factor`.
+  void multiply(float factor);
   /// Drops everything (a discarded or cleared window); staging goes back to the channel.
   void discard();
 

@@ -91,6 +91,24 @@ Range OptimizerShard::slice(std::int32_t bucket) const {
   return buckets_[static_cast<std::size_t>(bucket)].slice;
 }
 
+OptimizerShard::Piece OptimizerShard::piece(comm::Group group, std::int32_t parameter) const {
+  const auto b = static_cast<std::size_t>(plan_.bucket_of[static_cast<std::size_t>(parameter)]);
+  const BucketLayout& bucket = plan_.buckets[b];
+  const auto placement =
+      std::find_if(bucket.placements.begin(), bucket.placements.end(),
+                   [&](const Placement& one) { return one.parameter == parameter; });
+  const Range slice = slice_of(group, bucket.numel);
+  const std::int64_t begin = std::max(placement->offset, slice.begin);
+  const std::int64_t end =
+      std::max(begin, std::min(placement->offset + placement->numel, slice.end));
+  Piece piece;
+  piece.within = {begin - placement->offset, end - placement->offset};
+  if (slice == buckets_[b].slice && begin < end) {
+    piece.data = accumulators_.data() + buckets_[b].shard_offset + (begin - slice.begin);
+  }
+  return piece;
+}
+
 void OptimizerShard::sum_squares(kernels::Stream& stream, const std::vector<bool>& seen) {
   TANDEM_ASSERT(seen.size() == step_counts_.size(), "seen has a flag for every parameter");
   std::vector<bool> chosen(fragments_.size());

@@ -49,6 +49,13 @@ class OptimizerShard {
   [[nodiscard]] float* accumulator(std::int32_t bucket);
   [[nodiscard]] Range slice(std::int32_t bucket) const;
 
+  /// What a rank owns of a parameter.
+  struct Piece {
+    Range within;                 // of the parameter's elements
+    const float* data = nullptr;  // the own gradient sum; null for other ranks' pieces
+  };
+  [[nodiscard]] Piece piece(comm::Group group, std::int32_t parameter) const;
+
   /// Sums the squares of the own elements of seen parameters: raw sums, before any factor.
   /// `seen`: per parameter.
   void sum_squares(kernels::Stream& stream, const std::vector<bool>& seen);

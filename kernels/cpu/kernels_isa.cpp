@@ -139,6 +139,11 @@ void fold_slices(
   }
 }
 
+void multiply_range(float* x, float factor, std::int64_t numel) {
+  TANDEM_INDEPENDENT
+  for (std::int64_t i = 0; i < numel; ++i) x[i] *= factor;
+}
+
 double sum_of_squares_of_block(const float* x, std::int64_t numel) {
   double lanes[kNormLanes] = {};
   std::int64_t i = 0;
@@ -250,7 +255,7 @@ struct Table;
 template <typename... Functors>
 struct Table<std::variant<Functors...>> {
   static constexpr CpuKernels kKernels = {
-      fold_slices, sum_of_squares_of_block, {update_fragment<Functors>...}};
+      fold_slices, multiply_range, sum_of_squares_of_block, {update_fragment<Functors>...}};
 };
 
 }  // namespace

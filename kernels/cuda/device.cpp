@@ -61,6 +61,16 @@ class CudaDevice final : public Device {
     fill.numel = numel;
     cuda::launch_fill(native_of(stream), fill);
   }
+  // NOLINTNEXTLINE(bugprone-easily-swappable-parameters)
+  void multiply(Stream& stream, float* x, float factor, std::int64_t numel) override {
+    const CurrentDevice current(shared_->device());
+    cuda::MultiplyLaunch multiply;
+    multiply.x = x;
+    multiply.factor = factor;
+    multiply.vector = cuda::vector_start(x, sizeof(float));
+    multiply.numel = numel;
+    cuda::launch_multiply(native_of(stream), multiply);
+  }
   void widen(
       Stream& stream, float* to, const void* from, Dtype dtype, std::int64_t numel) override {
     if (dtype == Dtype::kFloat32) {

@@ -1,5 +1,5 @@
-// kernels/cuda/fold.cu: folds, casts and fills. One thread handles kGroupsOfThread groups of
-// kVector elements of a tile; a block takes a tile, and further ones only where the grid has no
+// kernels/cuda/fold.cu: folds, products, casts and fills. One thread handles kGroupsOfThread groups
+// of kVector elements of a tile; a block takes a tile, and further ones only where the grid has no
 // more blocks.
 #include "kernels/cuda/fold_body.h"
 #include "kernels/cuda/launch.cuh"
@@ -30,6 +30,14 @@ __global__ void __launch_bounds__(kThreads) fill_kernel(const __grid_constant__ 
   }
 }
 
+__global__ void __launch_bounds__(kThreads)
+    multiply_kernel(const __grid_constant__ MultiplyLaunch multiply) {
+  const std::int64_t tiles = divided_up(multiply.numel, kTileNumel);
+  for (std::int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    multiply_groups(multiply, tile, static_cast<int>(threadIdx.x));
+  }
+}
+
 }  // namespace
 
 void check_kernels() {
@@ -45,6 +53,12 @@ void launch_fold(cudaStream_t stream, const FoldLaunch& fold) {
 void launch_widen(cudaStream_t stream, const WidenLaunch& widen) {
   if (widen.numel <= 0) return;
   launch("the cast's kernel", widen_kernel, blocks_for(widen.numel, kTileNumel), stream, widen);
+}
+
+void launch_multiply(cudaStream_t stream, const MultiplyLaunch& multiply) {
+  if (multiply.numel <= 0) return;
+  launch("the multiplication's kernel", multiply_kernel, blocks_for(multiply.numel, kTileNumel),
+         stream, multiply);
 }
 
 void launch_fill(cudaStream_t stream, const FillLaunch& fill) {

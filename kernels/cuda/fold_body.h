@@ -155,6 +155,35 @@ TANDEM_KERNEL_INLINE void widen_groups(const WidenLaunch& launch, std::int64_t t
   }
 }
 
+struct MultiplyLaunch {
+  float* x = nullptr;
+  float factor = 1.0F;
+  bool vector = false;
+  std::int64_t numel = 0;
+};
+
+TANDEM_KERNEL_INLINE void multiply_groups(const MultiplyLaunch& launch,
+                                          std::int64_t tile,
+                                          int thread) {
+  RawFour raw[kGroupsOfThread];
+  TANDEM_UNROLL
+  for (int g = 0; g < kGroupsOfThread; ++g) {
+    const std::int64_t first = first_of_group(tile, thread, g);
+    raw[g] =
+        load_raw(launch.x, Dtype::kFloat32, launch.vector, first, group_count(first, launch.numel));
+  }
+  TANDEM_UNROLL
+  for (int g = 0; g < kGroupsOfThread; ++g) {
+    const std::int64_t first = first_of_group(tile, thread, g);
+    float values[kVector];
+    TANDEM_UNROLL
+    for (int j = 0; j < kVector; ++j) {
+      values[j] = element_of(raw[g], Dtype::kFloat32, j) * launch.factor;
+    }
+    store_floats(launch.x, launch.vector, first, group_count(first, launch.numel), values);
+  }
+}
+
 struct FillLaunch {
   float* to = nullptr;
   float value = 0.0F;

@@ -22,6 +22,8 @@ void check_kernels();
 
 /// Writes 4 bytes an element.
 void launch_fill(cudaStream_t stream, const FillLaunch& fill);
+/// Moves 8 bytes an element.
+void launch_multiply(cudaStream_t stream, const MultiplyLaunch& multiply);
 /// Reads 2 bytes an element of a 16-bit type (4 of fp32), writes 4.
 void launch_widen(cudaStream_t stream, const WidenLaunch& widen);
 /// Reads the slices once and the accumulator unless fresh, and writes it: what kernels/fold.h says.

@@ -205,6 +205,22 @@ TEST(CudaBodies, CastsAreExactForEveryHalf) {
   }
 }
 
+TEST(CudaBodies, ProductsTouchNothingElse) {
+  for (const std::size_t start : {0U, 1U}) {
+    std::vector<float> memory(2060);
+    for (std::size_t i = 0; i < memory.size(); ++i) memory[i] = 0.1F * static_cast<float>(i);
+    const std::vector<float> before = memory;
+    const cuda::MultiplyLaunch launch{memory.data() + start, -0.3F, start == 0, 2055};
+    for (int tile = 0; tile < 2; ++tile) {
+      for (int thread = 0; thread < kThreads; ++thread) cuda::multiply_groups(launch, tile, thread);
+    }
+    for (std::size_t i = 0; i < memory.size(); ++i) {
+      const bool inside = i >= start && i < start + 2055;
+      ASSERT_EQ(memory[i], inside ? before[i] * -0.3F : before[i]) << i;
+    }
+  }
+}
+
 TEST(CudaBodies, FillsTouchNothingElse) {
   for (const std::size_t start : {0U, 1U}) {
     std::vector<float> memory(2060, 1.0F);

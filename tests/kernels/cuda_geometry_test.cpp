@@ -140,6 +140,8 @@ TEST(CudaGeometry, FoldsCastsAndFillsReachElement2To32) {
   EXPECT_EQ(acc.last(), 2.0F);
   fill_groups({acc.data(), 7.0F, true, kHuge}, last_tile, 0);
   EXPECT_EQ(acc.last(), 7.0F);
+  multiply_groups({acc.data(), 0.5F, true, kHuge}, last_tile, 0);
+  EXPECT_EQ(acc.last(), 3.5F);
   EXPECT_EQ(acc.data()[0], 0.0F);
 }
 

@@ -83,6 +83,13 @@ void launch_fill(cudaStream_t stream, const FillLaunch& fill) {
   });
 }
 
+void launch_multiply(cudaStream_t stream, const MultiplyLaunch& multiply) {
+  for_tiles<MultiplyLaunch>(stream, multiply,
+                            [](const MultiplyLaunch& launch, std::int64_t tile, int thread) {
+                              multiply_groups(launch, tile, thread);
+                            });
+}
+
 void launch_widen(cudaStream_t stream, const WidenLaunch& widen) {
   for_tiles<WidenLaunch>(stream, widen,
                          [](const WidenLaunch& launch, std::int64_t tile, int thread) {

@@ -71,6 +71,9 @@ class WatchedDevice final : public kernels::Device {
   void fill(kernels::Stream& stream, float* to, float value, std::int64_t numel) override {
     device_->fill(stream, to, value, numel);
   }
+  void multiply(kernels::Stream& stream, float* x, float factor, std::int64_t numel) override {
+    device_->multiply(stream, x, factor, numel);
+  }
   void widen(kernels::Stream& stream,
              float* to,
              const void* from,

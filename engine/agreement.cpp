@@ -265,8 +265,11 @@ void WorldState::resolve(Lock& lock) {
 void WorldState::complete_say(GateSay& say) const {
   say.world_hash = world_hash();
   say.held_engines = sequencer_.held_engines();
-  if (say.word != Word::kStep && say.word != Word::kLeave) {
+  if (say.word != Word::kStep && say.word != Word::kLeave && say.word != Word::kGradient) {
     return;
+  }
+  if (say.word != Word::kLeave) {
+    say.multipliers = multipliers();
   }
   say.seen_parameters.clear();
   say.tunables.clear();
@@ -305,7 +308,15 @@ std::vector<std::string> WorldState::describe(const GateSay& say) const {
     if (say.value_op == ValueOp::kBroadcast) {
       detail << " from rank " << say.value_root;
     }
-  } else if (say.word == Word::kBackward && !only_.empty()) {
+  } else if (say.word == Word::kGradient) {
+    const EngineCore& core = *cores_[static_cast<std::size_t>(say.gradient_engine)];
+    detail << " of engine '" << core.name << "', parameter '"
+           << core.infos[static_cast<std::size_t>(say.gradient_parameter)].name << "'";
+  }
+  if (say.word == Word::kBackward && say.loss_scale != 0.0) {
+    detail << " of a loss scaled by " << say.loss_scale;
+  }
+  if (say.word == Word::kBackward && !only_.empty()) {
     detail << " under only() of";
     for (const auto& core : cores_) {
       if (std::count(only_.back().begin(), only_.back().end(), core->serial) > 0) {
@@ -321,6 +332,11 @@ std::vector<std::string> WorldState::describe(const GateSay& say) const {
     std::ostringstream line;
     line.precision(17);
     line << "engine '" << core->name << "'";
+    const double multiplier =
+        say.multipliers.empty() ? 1.0 : say.multipliers[static_cast<std::size_t>(core->index)];
+    if (multiplier != 1.0) {
+      line << ", gradients multiplied by " << multiplier;
+    }
     if (say.word == Word::kStep) {
       const std::vector<Tunables> tunables = core->tunables();
       for (std::size_t g = 0; g < tunables.size(); ++g) {
@@ -379,6 +395,16 @@ void WorldState::join_pass(Lock& lock,
                            const GateMerged& gate,
                            const std::optional<std::string>& error) {
   ++passes_;
+  if (!error) {
+    multiply_windows(gate.backward_multipliers.of_engine);
+    for (const auto& core : cores_) {
+      core->window.multipliers.joined(
+          gate.backward_multipliers.of_engine[static_cast<std::size_t>(core->index)]);
+    }
+    if (gate.loss_scale != 0.0) {
+      set_loss_scale(gate.loss_scale);
+    }
+  }
   sequencer_.join(gate);
   gate_error_ = error;
   if (error) {
@@ -433,6 +459,14 @@ GateMerged WorldState::agree(Lock& lock,
     } else if (gate.said(Word::kValues)) {
       if (say.word == Word::kValues) {
         return gate;
+      }
+    } else if (gate.said(Word::kGradient)) {
+      if (say.word == Word::kGradient) {
+        return gate;
+      }
+      try {
+        gather_gradient(lock, gate);      // this rank's slices
+      } catch (const InvalidArgument&) {  // for those who asked
       }
     } else if (gate.said(Word::kStep)) {
       if (say.word == Word::kStep) {

@@ -24,6 +24,15 @@ void check_setting(const char* what, double value) {
   }
 }
 
+std::int32_t index_of(const engine::EngineCore& core, const std::string& parameter) {
+  for (std::size_t p = 0; p < core.infos.size(); ++p) {
+    if (core.infos[p].name == parameter) {
+      return static_cast<std::int32_t>(p);
+    }
+  }
+  throw InvalidArgument("engine '" + core.name + "' owns no parameter '" + parameter + "'");
+}
+
 /// Under the world's lock; errors name the engine.
 template <class Use>
 auto with_groups(const engine::EngineState& state, Use&& use) {
@@ -91,6 +100,11 @@ void EngineBase::backward(const at::Tensor& loss, bool retain_graph) {
   state_->world->backward(loss, retain_graph);
 }
 
+void EngineBase::backward(const at::Tensor& loss, const BackwardOptions& options) {
+  backward_prologue();
+  state_->world->backward(loss, options, state_->core.get());
+}
+
 void EngineBase::backward_prologue() { state_->world->prologue(*state_->core); }
 
 void EngineBase::backward_epilogue() { state_->world->epilogue(); }
@@ -105,8 +119,16 @@ std::int64_t EngineBase::epilogues() const {
 
 void EngineBase::zero_grad() { state_->world->zero_grad(state_->core.get()); }
 
-void EngineBase::count_tokens(std::int64_t tokens) {
+void EngineBase::count_tokens(const TokenCount& tokens) {
   state_->world->count_tokens(state_->core.get(), tokens);
+}
+
+void EngineBase::multiply_gradients(double factor) {
+  state_->world->multiply_gradients(state_->core.get(), factor);
+}
+
+at::Tensor EngineBase::gradient(const std::string& parameter) {
+  return state_->world->gradient(*state_->core, index_of(*state_->core, parameter));
 }
 
 // Group 0 are the settings of the engine itself (zero/parameter_groups.h).
@@ -159,13 +181,8 @@ double EngineBase::weight_decay(const std::string& group) const {
 
 std::int64_t EngineBase::step_count(const std::string& parameter) const {
   const engine::EngineCore& core = *state_->core;
-  for (std::size_t p = 0; p < core.infos.size(); ++p) {
-    if (core.infos[p].name == parameter) {
-      return state_->world->locked(
-          [&] { return core.shard->step_count(static_cast<std::int32_t>(p)); });
-    }
-  }
-  throw InvalidArgument("engine '" + core.name + "' owns no parameter '" + parameter + "'");
+  const std::int32_t index = index_of(core, parameter);
+  return state_->world->locked([&] { return core.shard->step_count(index); });
 }
 
 std::int64_t EngineBase::buckets() const {

@@ -14,11 +14,51 @@
 
 namespace tandem::engine {
 
+void Multipliers::add(double factor) {
+  calls_.push_back(factor);
+  settle();
+}
+
+double Multipliers::product() const {
+  double product = 1.0;
+  for (const double call : calls_) {
+    product *= call;
+  }
+  return product;
+}
+
+void Multipliers::joined(double product) {
+  if (product != 1.0) {
+    owed_.push_back(product);
+    settle();
+  }
+}
+
+void Multipliers::clear() {
+  calls_.clear();
+  owed_.clear();
+}
+
+// The sayers multiplied their calls from the first on, so the same calls give the same bits here.
+void Multipliers::settle() {
+  double product = 1.0;
+  for (std::size_t i = 0; i < calls_.size() && !owed_.empty(); ++i) {
+    product *= calls_[i];
+    if (product == owed_.front()) {
+      calls_.erase(calls_.begin(), calls_.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+      owed_.erase(owed_.begin());
+      return settle();
+    }
+  }
+}
+
 void Window::clear(std::size_t parameters, std::size_t buckets) {
   passes = 0;
   pairs = 0;
   tokens = 0;
+  unread.clear();
   counted = false;
+  multipliers.clear();
   seen.assign(parameters, false);
   fresh.assign(buckets, true);
   passed_over = false;

@@ -27,12 +27,40 @@
 
 namespace tandem::engine {
 
+/// Calls of multiply_gradients() that have not been applied. They travel with the gates of passes
+/// and steps, where all ranks apply what the sayers of the word say, joiners too; a joiner counts
+/// it off its own calls, made already or still to come (docs/agreement.md, "multiplier").
+class Multipliers {
+ public:
+  void add(double factor);
+  /// Of the calls not applied yet.
+  [[nodiscard]] double product() const;
+  /// All of them were said at a gate that proceeds.
+  void said() { calls_.clear(); }
+  /// Others said `product` at a gate that this rank joined.
+  void joined(double product);
+  void clear();
+
+ private:
+  void settle();
+  std::vector<double> calls_;
+  std::vector<double> owed_;  // joined before this rank's own calls
+};
+
+/// Tokens counted as tensors, which nobody has read: sums on their devices.
+struct UnreadTokens {
+  at::Tensor sum;       // int64
+  at::Tensor smallest;  // int64
+};
+
 /// An engine's gradients since its last step or zero_grad.
 struct Window {
   std::int64_t passes = 0;  // that the engine took part in on any rank; the same on all ranks
   std::int64_t pairs = 0;   // (rank, pass) pairs of those passes; the same on all ranks
   std::int64_t tokens = 0;  // counted on this rank
+  std::vector<UnreadTokens> unread;  // one a device
   bool counted = false;
+  Multipliers multipliers;
   Bits seen;                 // per parameter: arrived here
   Bits fresh;                // per bucket: the accumulator holds nothing of this window yet
   bool passed_over = false;  // another engine was stepped while this window held a pass

@@ -91,6 +91,8 @@ const char* name_of(Word word) {
       return "making an Engine";
     case Word::kLeave:
       return "leave";
+    case Word::kGradient:
+      return "gradient";
   }
   return "?";
 }
@@ -98,7 +100,9 @@ const char* name_of(Word word) {
 comm::Message encode(const GateSay& say, const Shape& shape, int rank) {
   const bool backward = say.word == Word::kBackward;
   const bool step = say.word == Word::kStep;
-  const bool contributes = step || say.word == Word::kLeave;  // a leaver's gradients count as well
+  const bool gradient = say.word == Word::kGradient;
+  // A leaver's gradients count as well.
+  const bool contributes = step || gradient || say.word == Word::kLeave;
   const bool zero = say.word == Word::kZeroGrad;
   const bool values = say.word == Word::kValues;
 
@@ -125,6 +129,14 @@ comm::Message encode(const GateSay& say, const Shape& shape, int rank) {
 
   agree_on(message, true, say.world_hash);
   agree_on(message, backward, say.only_hash);
+  agree_on(message, backward, std::bit_cast<std::uint64_t>(say.loss_scale));
+  for (const bool says : {backward, step, gradient}) {
+    for (int e = 0; e < shape.engines; ++e) {
+      const double multiplier =
+          say.multipliers.empty() ? 1.0 : say.multipliers[static_cast<std::size_t>(e)];
+      agree_on(message, says, std::bit_cast<std::uint64_t>(multiplier));
+    }
+  }
   agree_on(message, step, hash_of(say.step_engines));
   agree_on(message, step, std::bit_cast<std::uint64_t>(say.clip_norm));
   for (int g = 0; g < shape.groups; ++g) {
@@ -135,6 +147,8 @@ comm::Message encode(const GateSay& say, const Shape& shape, int rank) {
   agree_on(message, zero, hash_of(say.zero_engines));
   agree_on(message, values, static_cast<std::uint64_t>(say.value_op));
   agree_on(message, values, static_cast<std::uint64_t>(say.value_root));
+  agree_on(message, gradient, static_cast<std::uint64_t>(say.gradient_engine));
+  agree_on(message, gradient, static_cast<std::uint64_t>(say.gradient_parameter));
   agree_on(message, say.word == Word::kRegister, say.register_hash);
 
   for (int word = 0; word < kWords; ++word) {
@@ -179,7 +193,22 @@ GateMerged decode_gate(const comm::Message& message, const Shape& shape) {
   const bool values = gate.said(Word::kValues);
   AgreedReader agreed(message);
   agreed.read(true, gate.hashes_equal);
-  agreed.read(gate.said(Word::kBackward), gate.only_equal);
+  const bool backward = gate.said(Word::kBackward);
+  const bool gradient = gate.said(Word::kGradient);
+  agreed.read(backward, gate.only_equal);
+  gate.loss_scale = std::bit_cast<double>(agreed.read(backward, gate.scale_equal));
+  const auto read_multipliers = [&](bool said, GateMerged::Multipliers& merged, const Bits* of) {
+    for (int e = 0; e < shape.engines; ++e) {
+      bool equal = true;
+      const auto multiplier = std::bit_cast<double>(agreed.read(said, equal));
+      merged.of_engine.push_back(said ? multiplier : 1.0);
+      const bool counts = of == nullptr || (*of)[static_cast<std::size_t>(e)];
+      merged.equal = merged.equal && (equal || !counts);
+    }
+  };
+  read_multipliers(backward, gate.backward_multipliers, nullptr);
+  read_multipliers(step, gate.step_multipliers, &gate.step_engines);
+  read_multipliers(gradient, gate.gradient_multipliers, nullptr);
   agreed.read(step, gate.step_equal);
   gate.clip_norm = std::bit_cast<double>(agreed.read(step, gate.step_equal));
   for (int g = 0; g < shape.groups; ++g) {
@@ -191,6 +220,8 @@ GateMerged decode_gate(const comm::Message& message, const Shape& shape) {
   agreed.read(gate.said(Word::kZeroGrad), gate.zero_equal);
   gate.value_op = static_cast<ValueOp>(agreed.read(values, gate.value_equal));
   gate.value_root = static_cast<int>(agreed.read(values, gate.value_equal));
+  gate.gradient_engine = static_cast<int>(agreed.read(gradient, gate.gradient_equal));
+  gate.gradient_parameter = static_cast<int>(agreed.read(gradient, gate.gradient_equal));
   agreed.read(gate.said(Word::kRegister), gate.register_equal);
   return gate;
 }
@@ -218,10 +249,18 @@ std::optional<std::string> gate_error(const GateMerged& gate, int ranks) {
     if (!gate.only_equal) {
       return "ranks run a backward pass under different World::only() scopes";
     }
+    if (!gate.backward_multipliers.equal) {
+      return "ranks multiply the gradients before a backward pass by different factors "
+             "(multiply_gradients)";
+    }
+    if (!gate.scale_equal) {
+      return "ranks scale the loss of a backward pass differently (World::scale on some ranks "
+             "only?)";
+    }
     return std::nullopt;  // the others join it
   }
-  if (gate.said(Word::kZeroGrad) && gate.said(Word::kValues)) {
-    return "some ranks call zero_grad while others call mean/sum/any/broadcast";
+  if (gate.said(Word::kZeroGrad) + gate.said(Word::kValues) + gate.said(Word::kGradient) > 1) {
+    return "ranks make different ones of the calls zero_grad, mean/sum/any/broadcast and gradient";
   }
   if (!gate.zero_equal) {
     return "ranks call zero_grad for different engines";
@@ -233,12 +272,22 @@ std::optional<std::string> gate_error(const GateMerged& gate, int ranks) {
       !gate.values[static_cast<std::size_t>(gate.value_root)].has_value()) {
     return "the root of a broadcast is at another call";
   }
-  if (gate.said(Word::kZeroGrad) || gate.said(Word::kValues)) {
+  if (!gate.gradient_equal) {
+    return "ranks ask for the gradients of different parameters";
+  }
+  if (!gate.gradient_multipliers.equal) {
+    return "ranks multiply the gradient that they ask for by different factors "
+           "(multiply_gradients)";
+  }
+  if (gate.said(Word::kZeroGrad) || gate.said(Word::kValues) || gate.said(Word::kGradient)) {
     return std::nullopt;  // those at step or leave join it
   }
   if (!gate.step_equal) {
     return "ranks step different engines, or with different clip_norm, learning rates or weight "
            "decays";
+  }
+  if (!gate.step_multipliers.equal) {
+    return "ranks multiply the gradients of a step by different factors (multiply_gradients)";
   }
   return std::nullopt;
 }

@@ -24,9 +24,17 @@ namespace tandem::engine {
 
 using Bits = std::vector<bool>;
 
-/// What a rank is about to do. Later words (gradient, save, load, export) take the next numbers.
-enum class Word : std::uint8_t { kBackward, kStep, kZeroGrad, kValues, kRegister, kLeave };
-inline constexpr int kWords = 6;
+/// What a rank is about to do. Later words (save, load, export) take the next numbers.
+enum class Word : std::uint8_t {
+  kBackward,
+  kStep,
+  kZeroGrad,
+  kValues,
+  kRegister,
+  kLeave,
+  kGradient,
+};
+inline constexpr int kWords = 7;
 const char* name_of(Word word);
 std::uint64_t hash_of(const Bits& bits);
 
@@ -61,13 +69,17 @@ struct GateSay {
   Bits unfrozen_buckets;
   bool hold = false;
   std::uint64_t only_hash = 0;
+  double loss_scale = 0.0;  // 0: losses are not scaled
+
+  // backward, step and gradient: by what the windows are multiplied before it
+  std::vector<double> multipliers;  // per engine; none: 1
 
   // step
   Bits step_engines;
   double clip_norm = 0.0;          // 0: no clipping
   std::vector<Tunables> tunables;  // per group of each engine
 
-  // step and leave: what this rank's window holds
+  // step, gradient and leave: what this rank's window holds
   Bits seen_parameters;
   Bits counted_engines;              // tokens were counted here
   std::vector<std::int64_t> tokens;  // per engine
@@ -79,6 +91,10 @@ struct GateSay {
   ValueOp value_op = ValueOp::kSum;
   int value_root = 0;
   double value = 0.0;
+
+  // gradient
+  int gradient_engine = 0;
+  int gradient_parameter = 0;
 
   // register
   std::uint64_t register_hash = 0;
@@ -94,6 +110,17 @@ struct GateMerged {
   Bits unfrozen_buckets;
   int hold_sayers = 0;
   bool only_equal = true;
+  bool scale_equal = true;
+  double loss_scale = 0.0;
+
+  /// What those said who say backward, step and gradient; 1 without sayers.
+  struct Multipliers {
+    std::vector<double> of_engine;
+    bool equal = true;
+  };
+  Multipliers backward_multipliers;
+  Multipliers step_multipliers;  // equal: of the engines that are stepped
+  Multipliers gradient_multipliers;
 
   Bits step_engines;
   Bits stepping_ranks;     // that said step; the others of a step have left
@@ -111,6 +138,10 @@ struct GateMerged {
   int value_root = 0;
   bool value_equal = true;                    // the operation and its root
   std::vector<std::optional<double>> values;  // per rank that said it
+
+  int gradient_engine = 0;
+  int gradient_parameter = 0;
+  bool gradient_equal = true;
 
   bool register_equal = true;
 

@@ -54,27 +54,6 @@ void WorldState::pop_only() {
   only_.pop_back();
 }
 
-void WorldState::count_tokens(EngineCore* only, std::int64_t tokens) {
-  if (tokens < 0) {
-    throw InvalidArgument("count_tokens: " + std::to_string(tokens) + " tokens; a count is >= 0");
-  }
-  check_usable();
-  Lock lock(mutex_);
-  abandon_own_pass();
-  wait_until_resolved(
-      lock);  // if the last pass failed, what is counted now belongs to the next window
-  for (const auto& core : cores_) {
-    if (core->retired() || (only != nullptr && core.get() != only)) {
-      continue;
-    }
-    if (core->window.tokens > std::numeric_limits<std::int64_t>::max() / group_.size - tokens) {
-      throw InvalidArgument("count_tokens: the count of engine '" + core->name + "' overflows");
-    }
-    core->window.tokens += tokens;
-    core->window.counted = true;
-  }
-}
-
 // --- the hooks' events, on the user's thread ---
 
 // The first hook of a pass. A touch: the previous close is resolved and its folds are done by all
@@ -119,6 +98,12 @@ void WorldState::opened() {
     abandoned_ = false;
     GateSay say;
     say.only_hash = hash_of(opening.allowed);
+    say.multipliers = multipliers();
+    multiply_windows(say.multipliers);  // before this pass adds to them
+    for (const auto& core : cores_) {
+      core->window.multipliers.said();
+    }
+    begin_scaling(say);
     sequencer_.open(std::move(opening), say);
     complete_say(say);
     said_ = describe(say);

@@ -45,7 +45,8 @@ struct WorldState::Part {
   EngineCore* core = nullptr;
   Bits seen;  // per parameter, on any rank; all false: the engine is left alone
   bool unseen = true;
-  double denominator = 0.0;
+  Averaging averaging;
+  std::int64_t tokens = 0;
   kernels::Superaccumulator squares;  // raw sums
 };
 
@@ -61,6 +62,9 @@ StepResult WorldState::step(const std::vector<const EngineCore*>& engines,
     resolve(lock);
     adopt_settings();
     std::string problem = settle_parameters();
+    if (problem.empty()) {
+      problem = read_tokens();
+    }
     GateSay say;
     say.word = Word::kStep;
     say.step_engines.assign(cores_.size(), engines.empty());
@@ -130,6 +134,8 @@ StepResult WorldState::perform_step(Lock& lock, const GateMerged& gate) {
     core->window.passed_over = core->window.passes > 0;
   }
   result.updates = updates_;
+  result.loss_scale = loss_scale_.value_or(1.0);
+  move_loss_scale(result);  // windows that stay open follow
   return result;
 }
 
@@ -178,34 +184,16 @@ std::vector<WorldState::Part> WorldState::gather_parts(const GateMerged& gate) c
     }
     Part part;
     part.core = core.get();
+    part.tokens = gate.tokens[index];
     part.seen.assign(core->parameter_count(), false);
-    const Window& window = core->window;
     for (std::size_t p = 0; p < part.seen.size(); ++p) {
       part.seen[p] = gate.seen_parameters[begin + p];
       part.unseen = part.unseen && !part.seen[p];
     }
     if (!part.unseen) {
-      switch (average_) {
-        case Average::kRanks:
-          part.denominator = static_cast<double>(window.pairs) / static_cast<double>(window.passes);
-          break;
-        case Average::kMicroBatches:
-          part.denominator = static_cast<double>(window.pairs);
-          break;
-        case Average::kTokens:
-          if (!gate.counted_engines[index]) {
-            throw InvalidArgument(
-                "World::step: gradients are averaged by tokens, but no rank counted any "
-                "for engine '" +
-                core->name + "' in this window; call count_tokens()");
-          }
-          part.denominator = static_cast<double>(gate.tokens[index]);
-          break;
-        case Average::kNone:
-          part.denominator = 1.0;
-          break;
-      }
-      if (part.denominator == 0.0) {  // counted, and zero: there is nothing to learn from
+      part.averaging =
+          averaging(*core, gate, gate.step_multipliers.of_engine[index], "World::step");
+      if (part.averaging.denominator == 0.0) {  // counted, and zero: there is nothing to learn from
         part.unseen = true;
         part.seen.assign(part.seen.size(), false);
       }
@@ -213,6 +201,39 @@ std::vector<WorldState::Part> WorldState::gather_parts(const GateMerged& gate) c
     parts.push_back(std::move(part));
   }
   return parts;
+}
+
+WorldState::Averaging WorldState::averaging(const EngineCore& core,
+                                            const GateMerged& gate,
+                                            double multiplier,
+                                            const std::string& call) const {
+  const auto index = static_cast<std::size_t>(core.index);
+  const Window& window = core.window;
+  Averaging averaging;
+  averaging.multiplier = multiplier;
+  switch (average_) {
+    case Average::kRanks:
+      averaging.denominator =
+          static_cast<double>(window.pairs) / static_cast<double>(window.passes);
+      break;
+    case Average::kMicroBatches:
+      averaging.denominator = static_cast<double>(window.pairs);
+      break;
+    case Average::kTokens:
+      if (!gate.counted_engines[index]) {
+        throw InvalidArgument(call +
+                              ": gradients are averaged by tokens, but no rank counted any for "
+                              "engine '" +
+                              core.name + "' in this window; call count_tokens()");
+      }
+      averaging.denominator = static_cast<double>(gate.tokens[index]);
+      break;
+    case Average::kNone:
+      averaging.denominator = 1.0;
+      break;
+  }
+  averaging.factor = multiplier / (averaging.denominator * loss_scale_.value_or(1.0));
+  return averaging;
 }
 
 void WorldState::joint_norm(Lock& lock, std::vector<Part>& parts, StepResult& result) {
@@ -252,15 +273,19 @@ void WorldState::joint_norm(Lock& lock, std::vector<Part>& parts, StepResult& re
     EngineStep engine;
     engine.name = part.core->name;
     engine.passes = part.core->window.passes;
+    engine.pairs = part.core->window.pairs;
+    engine.tokens = part.tokens;
     engine.parameters = std::count(part.seen.begin(), part.seen.end(), true);
     if (!part.unseen) {
-      engine.denominator = part.denominator;
+      engine.denominator = part.averaging.denominator;
+      engine.multiplier = part.averaging.multiplier;
       engine.finite = part.squares.nonfinite() == 0;
-      engine.norm = engine.finite ? std::sqrt(part.squares.value()) / std::abs(part.denominator)
-                                  : std::numeric_limits<double>::quiet_NaN();
+      engine.norm = engine.finite
+                        ? std::sqrt(part.squares.value()) * std::abs(part.averaging.factor)
+                        : std::numeric_limits<double>::quiet_NaN();
       joint += engine.norm * engine.norm;
-      common = common && (result.denominator == 0.0 || result.denominator == part.denominator);
-      result.denominator = part.denominator;
+      common = common && (result.denominator == 0.0 || result.denominator == engine.denominator);
+      result.denominator = engine.denominator;
     }
     result.engines.push_back(std::move(engine));
   }
@@ -289,7 +314,7 @@ void WorldState::update_and_gather(const GateMerged& gate,
           core.name.c_str());
     }
     kernels::Stream& stream = *core.lane->step;
-    core.shard->begin_update(stream, part.seen, result.clip_factor / part.denominator);
+    core.shard->begin_update(stream, part.seen, result.clip_factor * part.averaging.factor);
     for (std::size_t b = 0; b < core.bucket_count(); ++b) {
       const zero::BucketLayout& bucket = core.plan.buckets[b];
       const bool stepped = std::any_of(bucket.placements.begin(), bucket.placements.end(),

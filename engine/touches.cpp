@@ -4,6 +4,7 @@
 #include <tandem/error.h>
 
 #include <algorithm>
+#include <cstdio>
 
 namespace tandem::engine {
 
@@ -29,6 +30,53 @@ void WorldState::backward(const at::Tensor& loss, bool retain_graph) {
       }
     }
     std::rethrow_exception(original);
+  }
+  resolve_pass();
+}
+
+void WorldState::backward(const at::Tensor& loss,
+                          const BackwardOptions& options,
+                          const EngineCore* only) {
+  if (!options.weight) {
+    return backward(loss, options.retain_graph);
+  }
+  check_usable();
+  if (average() != Average::kTokens) {
+    throw InvalidArgument(
+        "backward: a weight makes the step's mean one over tokens, but this world does not average "
+        "by tokens; set WorldOptions::average to Average::kTokens");
+  }
+  const TokenCount& weight = *options.weight;
+  const bool on_host = !weight.is_tensor() || weight.tensor().is_cpu();
+  const std::int64_t count = !on_host             ? -1
+                             : weight.is_tensor() ? weight.tensor().item<std::int64_t>()
+                                                  : weight.number();
+  if (on_host && count < 0) {
+    throw InvalidArgument("backward: a weight of " + std::to_string(count) +
+                          " tokens; a count is >= 0");
+  }
+  if (count == 0) {
+    run_empty_pass();
+  } else {  // in double: exact up to 2^53 tokens
+    const at::Tensor wide = loss.to(at::kDouble);
+    backward(on_host ? wide * count : wide * weight.tensor().to(at::kDouble), options.retain_graph);
+  }
+  count_tokens(only, weight);
+}
+
+/// A pass of this rank in which nothing arrives: zeros, whatever its loss would have given.
+void WorldState::run_empty_pass() {
+  if (hooks::PassTracker::inside_graph_task()) {
+    throw InvalidArgument("backward: called from inside a backward pass");
+  }
+  resolve_pass();
+  opened();
+  closed();
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& core : cores_) {
+      core->armed = false;
+    }
   }
   resolve_pass();
 }
@@ -140,6 +188,10 @@ void WorldState::leave() {
       if (!core->retired()) {
         restore_moved(*core);
       }
+    }
+    if (const std::string problem = read_tokens(); !problem.empty()) {
+      std::fprintf(stderr, "tandem: rank %d leaves with a wrong count, which is left out: %s\n",
+                   group_.rank, problem.c_str());
     }
     GateSay say;
     say.word = Word::kLeave;

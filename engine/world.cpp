@@ -7,6 +7,7 @@
 #include <tandem/world.h>
 
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <exception>
 #include <string>
@@ -35,6 +36,32 @@ void check(const WorldOptions& options) {
   if (options.queue_delay_us < 0) {
     throw InvalidArgument("WorldOptions::queue_delay_us is " +
                           std::to_string(options.queue_delay_us) + "; it is >= 0");
+  }
+  const LossScaling& scaling = options.loss_scaling;
+  const auto power_of_two = [](double value) {
+    int exponent = 0;
+    return std::isfinite(value) && std::frexp(value, &exponent) == 0.5;
+  };
+  constexpr double kLargest = 0x1p127;
+  if (!power_of_two(scaling.initial) || scaling.initial > kLargest ||
+      scaling.initial < 1.0 / kLargest) {
+    throw InvalidArgument("WorldOptions::loss_scaling.initial is " +
+                          std::to_string(scaling.initial) +
+                          "; it is a power of two that a float holds, such as 65536");
+  }
+  if (!power_of_two(scaling.growth_factor) || scaling.growth_factor < 1.0) {
+    throw InvalidArgument("WorldOptions::loss_scaling.growth_factor is " +
+                          std::to_string(scaling.growth_factor) +
+                          "; it is a power of two, >= 1 (1: the scale never rises)");
+  }
+  if (!power_of_two(scaling.backoff_factor) || scaling.backoff_factor > 1.0) {
+    throw InvalidArgument("WorldOptions::loss_scaling.backoff_factor is " +
+                          std::to_string(scaling.backoff_factor) +
+                          "; it is a power of two, <= 1 (1: the scale never falls)");
+  }
+  if (scaling.growth_interval <= 0) {
+    throw InvalidArgument("WorldOptions::loss_scaling.growth_interval is " +
+                          std::to_string(scaling.growth_interval) + " steps; it is > 0");
   }
 }
 
@@ -85,6 +112,10 @@ void World::backward(const at::Tensor& loss, bool retain_graph) {
   state_->backward(loss, retain_graph);
 }
 
+void World::backward(const at::Tensor& loss, const BackwardOptions& options) {
+  state_->backward(loss, options, nullptr);
+}
+
 StepResult World::step(const StepOptions& options) {
   std::vector<const engine::EngineCore*> engines;
   for (const EngineBase* engine : options.engines) {
@@ -106,7 +137,10 @@ Scope World::only(std::initializer_list<const EngineBase*> engines) {
   return Scope(state_, Scope::Kind::kOnly);
 }
 
-void World::count_tokens(std::int64_t tokens) { state_->count_tokens(nullptr, tokens); }
+void World::count_tokens(const TokenCount& tokens) { state_->count_tokens(nullptr, tokens); }
+void World::multiply_gradients(double factor) { state_->multiply_gradients(nullptr, factor); }
+at::Tensor World::scale(const at::Tensor& loss) { return state_->scale(loss); }
+double World::loss_scale() const { return state_->loss_scale(); }
 
 double World::mean(double value) { return state_->value(engine::ValueOp::kMean, value, 0); }
 double World::sum(double value) { return state_->value(engine::ValueOp::kSum, value, 0); }

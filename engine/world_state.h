@@ -11,7 +11,8 @@
 // W2 Between the gate of a pass and its close this rank waits for nothing (I5).
 // W3 Once broken, every call says so; a broken world never communicates again.
 // Files: world_state.cpp (life, progress), agreement.cpp (gates, waits, errors), touches.cpp (the
-// small collective calls), pass.cpp (hooks to sequencer to launches), step.cpp (the step),
+// small collective calls), pass.cpp (hooks to sequencer to launches), arithmetic.cpp (multipliers,
+// token counts, the loss scale), gradient.cpp (one parameter's gradient), step.cpp (the step),
 // module_buffers.cpp, registration.cpp (engines come and go), parameters.cpp (what users did to
 // parameters), reports.cpp.
 #pragma once
@@ -29,6 +30,7 @@
 #include <tandem/error.h>
 #include <tandem/options.h>
 #include <tandem/report.h>
+#include <tandem/token_count.h>
 
 #include <ATen/core/Tensor.h>
 
@@ -76,6 +78,8 @@ class WorldState : public hooks::PassSink {
 
   // --- touches.cpp ---
   void backward(const at::Tensor& loss, bool retain_graph);
+  /// `only`: whose tokens a weight counts; null: all engines'.
+  void backward(const at::Tensor& loss, const BackwardOptions& options, const EngineCore* only);
   void resolve_pass();
   double value(ValueOp op, double value, int root);
   void zero_grad(const EngineCore* only);  // null: all
@@ -100,7 +104,15 @@ class WorldState : public hooks::PassSink {
   void push_hold(int change);
   void push_only(const std::vector<const EngineCore*>& engines);
   void pop_only();
-  void count_tokens(EngineCore* core, std::int64_t tokens);  // null: all
+
+  // --- arithmetic.cpp; `only` null: all engines ---
+  void count_tokens(const EngineCore* only, const TokenCount& tokens);
+  void multiply_gradients(const EngineCore* only, double factor);
+  at::Tensor scale(const at::Tensor& loss);
+  [[nodiscard]] double loss_scale() const;
+
+  // --- gradient.cpp ---
+  at::Tensor gradient(const EngineCore& core, std::int32_t parameter);
 
   // hooks::PassSink
   void opened() override;
@@ -161,6 +173,9 @@ class WorldState : public hooks::PassSink {
   /// Under the lock.
   void break_world(const std::string& text) noexcept;
 
+  // touches.cpp
+  void run_empty_pass();
+
   // pass.cpp
   bool advance();
   bool take_rounds();
@@ -171,6 +186,18 @@ class WorldState : public hooks::PassSink {
   void launch_due();
   void launch(const Launch& launch);
   [[nodiscard]] EngineCore* live_core(std::int32_t serial) const;
+
+  // arithmetic.cpp
+  [[nodiscard]] std::string read_tokens();
+  [[nodiscard]] std::vector<double> multipliers() const;
+  void multiply_windows(const std::vector<double>& factors);
+  void multiply_window(EngineCore& core, double factor);
+  void set_loss_scale(double scale);
+  void begin_scaling(GateSay& say);
+  void move_loss_scale(const StepResult& result);
+
+  // gradient.cpp
+  at::Tensor gather_gradient(Lock& lock, const GateMerged& gate);
 
   // parameters.cpp
   std::string settle_parameters();
@@ -186,6 +213,16 @@ class WorldState : public hooks::PassSink {
   StepResult perform_step(Lock& lock, const GateMerged& gate);
   struct Part;  // one engine's part of a step
   std::vector<Part> gather_parts(const GateMerged& gate) const;
+  /// How the raw sum in an engine's accumulators becomes its averaged gradient.
+  struct Averaging {
+    double denominator = 0.0;  // 0: nothing was seen
+    double multiplier = 1.0;
+    double factor = 0.0;  // multiplier / (denominator * loss scale)
+  };
+  [[nodiscard]] Averaging averaging(const EngineCore& core,
+                                    const GateMerged& gate,
+                                    double multiplier,
+                                    const std::string& call) const;
   void wait_for_reductions(StepTimes& times);
   void trim();
   void joint_norm(Lock& lock, std::vector<Part>& parts, StepResult& result);
@@ -244,6 +281,10 @@ class WorldState : public hooks::PassSink {
   int hold_depth_ = 0;
   std::vector<std::vector<std::int32_t>> only_;  // serials of each scope; the last one counts
   Average average_;
+  std::optional<double> loss_scale_;  // none before the first scale()
+  bool scale_called_ = false;         // since the last pass began
+  bool warned_unscaled_ = false;
+  std::int64_t applied_since_scale_moved_ = 0;
   std::int64_t window_passes_ = 0;
   std::int64_t updates_ = 0;
   std::int64_t launches_ = 0;

@@ -64,6 +64,8 @@ class EngineBase {
   /// backward_prologue(), loss.backward(), backward_epilogue(), with errors as World::backward()
   /// has them. For code with one engine.
   void backward(const at::Tensor& loss, bool retain_graph = false);
+  /// The same with a weight, which is counted for this engine only.
+  void backward(const at::Tensor& loss, const BackwardOptions& options);
   /// Runs once for each pass that reaches this engine, before any of its gradients: called by the
   /// hooks. Inside a graph task it joins the pass; outside it only arms the engine for the next
   /// pass.
@@ -78,8 +80,16 @@ class EngineBase {
 
   /// Empties this engine's window on all ranks. Collective.
   void zero_grad();
-  /// Adds `tokens` (>= 0) to this engine's count of the current window; see Average::kTokens.
-  void count_tokens(std::int64_t tokens);
+  /// Adds tokens to this engine's count of the current window; see Average::kTokens.
+  void count_tokens(const TokenCount& tokens);
+  /// Multiplies what is accumulated in this engine's window; see World::multiply_gradients().
+  void multiply_gradients(double factor);
+  /// For debugging: the gradient of a parameter (by its name in the module) as a step would apply
+  /// it now, before clipping: summed over ranks, averaged, multiplied, without the loss scale.
+  /// fp32, of the parameter's shape and device; undefined if no rank's pass reached the parameter.
+  /// Collective; ranks at their step join. Passes that are held travel now. Throws InvalidArgument
+  /// for an unknown name, and as step() does where tokens were not counted.
+  [[nodiscard]] at::Tensor gradient(const std::string& parameter);
 
   /// Of the engine and of those parameter groups that give none of their own; or of the named
   /// group, which has its own from then on. Between steps, the same on all ranks (compared at the

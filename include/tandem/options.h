@@ -28,10 +28,21 @@ class EngineBase;
 // clang-format on
 enum class Average : std::uint8_t { kRanks, kMicroBatches, kTokens, kNone };
 
+/// Dynamic loss scaling (World::scale), in the manner and with the defaults of
+/// torch.amp.GradScaler. All three factors are powers of two, so that scaling rounds nothing.
+struct LossScaling {
+  double initial = 65536.0;             // > 0; from the first World::scale() on
+  double growth_factor = 2.0;           // >= 1; after growth_interval applied steps in a row
+  double backoff_factor = 0.5;          // in (0, 1]; after a step that found an infinity or NaN
+  std::int64_t growth_interval = 2000;  // > 0; applied steps
+};
+
 struct WorldOptions {
   // --- changes results ---
   /// Divisor of every engine's gradients.
   Average average = Average::kRanks;
+  /// How the scale of losses moves, once World::scale() is used.
+  LossScaling loss_scaling = {};
 
   // --- changes when an error is raised ---
   /// Longest wait for other ranks before Timeout; > 0, at most a year.

@@ -19,7 +19,10 @@ struct EngineStep {
   std::string name;
   double norm = 0.0;            // of this engine's averaged gradient, before clipping
   double denominator = 0.0;     // what its gradient sum was divided by; 0 if it was not seen
+  double multiplier = 1.0;      // of multiply_gradients() since the last pass
   std::int64_t passes = 0;      // of the window, that it took part in on any rank
+  std::int64_t pairs = 0;       // (rank, pass) pairs of those passes; pairs / passes ranks ran them
+  std::int64_t tokens = 0;      // counted on all ranks
   std::int64_t parameters = 0;  // tensors that were stepped (or would have been)
   bool finite = true;
 };
@@ -41,6 +44,7 @@ struct StepResult {
   double norm = 0.0;  // joint, over the engines of the step, after averaging, before clipping
   double clip_factor = 1.0;         // what clipping multiplied gradients by, <= 1
   double denominator = 0.0;         // if it was one for all engines seen, else 0; see engines
+  double loss_scale = 1.0;          // of this step's window; norms and gradients are without it
   std::int64_t updates = 0;         // applied steps of this world so far, this one included
   std::vector<EngineStep> engines;  // those of this step, in registration order
   StepTimes times;

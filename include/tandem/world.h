@@ -4,6 +4,7 @@
 #include <tandem/error.h>
 #include <tandem/options.h>
 #include <tandem/report.h>
+#include <tandem/token_count.h>
 
 #include <cstdint>
 #include <initializer_list>
@@ -86,6 +87,27 @@ class World {
   /// throws (the original exception where it was thrown, BackwardFailed elsewhere). Plain
   /// loss.backward() does as well and learns of failures elsewhere at the next collective call.
   void backward(const at::Tensor& loss, bool retain_graph = false);
+  /// The same with a weight: `world.backward(mean_loss, {.weight = tokens})`. Throws
+  /// InvalidArgument for a weight unless the world averages by tokens.
+  void backward(const at::Tensor& loss, const BackwardOptions& options);
+
+  /// The loss times the world's loss scale, for 16-bit gradients that would vanish:
+  /// `world.scale(loss).backward()`. There is one scale, as losses are shared: from the first call
+  /// on every loss of this world must go through it. The step divides by it again. Where a gradient
+  /// is not finite, on any rank, every engine of the step is skipped and the scale falls; after
+  /// LossScaling::growth_interval applied steps in a row it rises; a change multiplies the windows
+  /// that are open elsewhere. Not collective; ranks that differ are told at the pass.
+  [[nodiscard]] at::Tensor scale(const at::Tensor& loss);
+  /// That the next loss is multiplied by; 1 before the first scale().
+  [[nodiscard]] double loss_scale() const;
+
+  /// Multiplies what is accumulated in the windows of all engines so far (Engine: of one) by
+  /// `factor`, in fp32, held passes included; later passes of the window are not. Calls multiply.
+  /// 0 gives zero gradients: parameters are still decayed. Counted by norm, clip and
+  /// Engine::gradient(). A touch, free of communication: ranks that give different factors are told
+  /// at the next pass or step, with all gradients kept where it is a step. Throws InvalidArgument
+  /// unless finite.
+  void multiply_gradients(double factor);
 
   /// The joint step. Waits for the reductions, takes one norm and one verdict over the engines of
   /// the step, updates this rank's shards and gathers parameters, which are safe to use when it
@@ -107,9 +129,9 @@ class World {
   /// is reduced (a GAN's generator pass). The same on all ranks, or an error.
   Scope only(std::initializer_list<const EngineBase*> engines);
 
-  /// Adds `tokens` (>= 0) to the count of the current window, for every engine; see
-  /// Average::kTokens.
-  void count_tokens(std::int64_t tokens);
+  /// Adds tokens to the count of the current window, for every engine; see Average::kTokens. The
+  /// counts travel with the step.
+  void count_tokens(const TokenCount& tokens);
 
   /// Divisor of every engine's gradients: WorldOptions::average, until it is set.
   [[nodiscard]] Average average() const;

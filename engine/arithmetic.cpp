@@ -78,6 +78,13 @@ void WorldState::count_tokens(const EngineCore* only, const TokenCount& tokens) 
 /// Before a gate that carries the counts. What is wrong with those that came as tensors, or
 /// nothing.
 std::string WorldState::read_tokens() {
+  const bool on_device = std::any_of(cores_.begin(), cores_.end(), [](const auto& core) {
+    return std::any_of(core->window.unread.begin(), core->window.unread.end(),
+                       [](const UnreadTokens& one) { return !one.sum.is_cpu(); });
+  });
+  if (on_device) {
+    await_devices("tokens counted on a device");
+  }
   for (const auto& core : cores_) {
     Window& window = core->window;
     for (const UnreadTokens& unread : std::exchange(window.unread, {})) {
@@ -186,6 +193,7 @@ void WorldState::begin_scaling(GateSay& say) {
   const bool called = std::exchange(scale_called_, false);
   if (called && !loss_scale_) {
     set_loss_scale(options_.loss_scaling.initial);
+    scaling_began_ = true;
   } else if (!called && loss_scale_ && !warned_unscaled_) {
     warned_unscaled_ = true;
     std::fprintf(stderr,

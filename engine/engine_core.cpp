@@ -55,13 +55,17 @@ void Multipliers::settle() {
 void Window::clear(std::size_t parameters, std::size_t buckets) {
   passes = 0;
   pairs = 0;
+  drop_arithmetic();
+  seen.assign(parameters, false);
+  fresh.assign(buckets, true);
+  passed_over = false;
+}
+
+void Window::drop_arithmetic() {
   tokens = 0;
   unread.clear();
   counted = false;
   multipliers.clear();
-  seen.assign(parameters, false);
-  fresh.assign(buckets, true);
-  passed_over = false;
 }
 
 std::vector<Tunables> EngineCore::tunables() const {

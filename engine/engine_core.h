@@ -66,6 +66,8 @@ struct Window {
   bool passed_over = false;  // another engine was stepped while this window held a pass
 
   void clear(std::size_t parameters, std::size_t buckets);
+  /// Token counts and multipliers only.
+  void drop_arithmetic();
 };
 
 struct EngineCore {

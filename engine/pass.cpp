@@ -254,6 +254,9 @@ void WorldState::finish_pass(const CloseMerged& close) {
   launch_due();
   const auto at = [](const auto& core) { return static_cast<std::size_t>(core->index); };
   abandoned_ = false;
+  if (std::exchange(scaling_began_, false) && gate_error_) {
+    loss_scale_.reset();  // the other ranks did not begin
+  }
   if (resolution.failed) {
     std::string passed_over;
     for (const auto& core : cores_) {

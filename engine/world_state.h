@@ -10,11 +10,11 @@
 // W1 Rounds are posted under the lock, in order; no gate before the previous close is resolved.
 // W2 Between the gate of a pass and its close this rank waits for nothing (I5).
 // W3 Once broken, every call says so; a broken world never communicates again.
-// Files: world_state.cpp (life, progress), agreement.cpp (gates, waits, errors), touches.cpp (the
-// small collective calls), pass.cpp (hooks to sequencer to launches), arithmetic.cpp (multipliers,
-// token counts, the loss scale), gradient.cpp (one parameter's gradient), step.cpp (the step),
-// module_buffers.cpp, registration.cpp (engines come and go), parameters.cpp (what users did to
-// parameters), reports.cpp.
+// Files: world_state.cpp (life, progress), agreement.cpp (gates, waits), explanations.cpp (errors
+// of a gate in words), touches.cpp (the small collective calls), pass.cpp (hooks to sequencer to
+// launches), arithmetic.cpp (multipliers, token counts, the loss scale), gradient.cpp (one
+// parameter's gradient), step.cpp (the step), module_buffers.cpp, registration.cpp (engines come
+// and go), parameters.cpp (what users did to parameters), reports.cpp.
 #pragma once
 
 #include "comm/control_plane.h"
@@ -283,6 +283,7 @@ class WorldState : public hooks::PassSink {
   Average average_;
   std::optional<double> loss_scale_;  // none before the first scale()
   bool scale_called_ = false;         // since the last pass began
+  bool scaling_began_ = false;        // with the open pass
   bool warned_unscaled_ = false;
   std::int64_t applied_since_scale_moved_ = 0;
   std::int64_t window_passes_ = 0;

@@ -112,6 +112,46 @@ TEST_P(Reports, WireCarriesOneSliceOfEachPeerAPassAndTheOthersSlicesAStep) {
   });
 }
 
+// Multipliers, token counts and the loss scale travel with rounds that are there anyway.
+TEST_P(Reports, GradientArithmeticTakesNoRoundNoByteAndNoMemoryOfItsOwn) {
+  WorldOptions options = patient();
+  options.average = Average::kTokens;
+  on_ranks(options, [&](World& world) {
+    const NamedTensors tensors = parameters(GetParam());
+    Engine net(world, tensors, {.name = "net", .buffers = BufferPolicy::kLeave});
+    const auto window = [&](bool arithmetic) {
+      const WireReport before = world.wire_report();
+      for (int pass = 0; pass < 2; ++pass) {
+        const at::Tensor loss =
+            tensors[0].tensor.to(at::kFloat).sum() + tensors[1].tensor.to(at::kFloat).sum();
+        (arithmetic ? world.scale(loss) : loss).backward();
+        world.count_tokens(arithmetic ? TokenCount(torch::tensor(3)) : TokenCount(3));
+        if (arithmetic) {
+          world.multiply_gradients(0.5);
+        }
+      }
+      EXPECT_TRUE(world.step({.clip_norm = 1.0}).applied);
+      WireReport after = world.wire_report();
+      after.launches -= before.launches;
+      after.reduce_bytes -= before.reduce_bytes;
+      after.gather_bytes -= before.gather_bytes;
+      after.control_bytes -= before.control_bytes;
+      after.control_rounds -= before.control_rounds;
+      return after;
+    };
+    window(false);
+    const std::int64_t memory = world.memory_report().total_bytes();
+    const WireReport plain = window(false);
+    const WireReport arithmetic = window(true);
+    EXPECT_EQ(arithmetic.launches, plain.launches);
+    EXPECT_EQ(arithmetic.reduce_bytes, plain.reduce_bytes);
+    EXPECT_EQ(arithmetic.gather_bytes, plain.gather_bytes);
+    EXPECT_EQ(arithmetic.control_bytes, plain.control_bytes);
+    EXPECT_EQ(arithmetic.control_rounds, plain.control_rounds);
+    EXPECT_EQ(world.memory_report().total_bytes(), memory);
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Types,
                          Reports,
                          ::testing::Values(at::kFloat, at::kBFloat16),

@@ -201,5 +201,24 @@ TEST(Fold, ManyBf16OnesAreCountedExactly) {
   EXPECT_EQ(acc, std::vector<float>(64, 301.0F));
 }
 
+TEST(Multiply, IsThePlainProductOfEveryElementAndTouchesNothingElse) {
+  for (const Isa isa : available_isas()) {
+    const CpuKernels& table = cpu_kernels(isa);
+    for (const std::int64_t numel : {0, 1, 7, 1023, 4099}) {
+      for (const float factor : {0.5F, -3.0F, 0.0F, 0x1p-140F, 1.0F / 3.0F}) {
+        std::vector<float> x = random_values(numel + 2, 5, any_finite);
+        const std::vector<float> before = x;
+        table.multiply(x.data() + 1, factor, numel);
+        EXPECT_EQ(x.front(), before.front());
+        EXPECT_EQ(x.back(), before.back());
+        for (std::int64_t i = 1; i <= numel; ++i) {
+          const auto at = static_cast<std::size_t>(i);
+          ASSERT_EQ(x[at], before[at] * factor) << name_of(isa) << " " << numel << " " << i;
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tandem::kernels

@@ -179,6 +179,22 @@ double EngineBase::weight_decay(const std::string& group) const {
   });
 }
 
+std::vector<std::string> EngineBase::groups() const {
+  return with_groups(*state_, [](zero::ParameterGroups& groups) {
+    std::vector<std::string> names;
+    for (std::size_t g = 1; g < groups.size(); ++g) {
+      names.push_back(groups.name(g));
+    }
+    return names;
+  });
+}
+
+bool EngineBase::has_own_learning_rate(const std::string& group) const {
+  return with_groups(*state_, [&](zero::ParameterGroups& groups) {
+    return groups.owns_learning_rate(groups.find(group));
+  });
+}
+
 std::int64_t EngineBase::step_count(const std::string& parameter) const {
   const engine::EngineCore& core = *state_->core;
   const std::int32_t index = index_of(core, parameter);

@@ -34,6 +34,8 @@ class ParameterGroups {
 
   [[nodiscard]] double learning_rate(std::size_t group) const;
   [[nodiscard]] double weight_decay(std::size_t group) const;
+  /// False: it follows group 0.
+  [[nodiscard]] bool owns_learning_rate(std::size_t group) const { return groups_[group].own_lr; }
   /// Group 0: also for the groups that follow it. Another one: its own from now on. Both throw
   /// InvalidArgument as check() does and then change nothing.
   void set_learning_rate(std::size_t group, double lr);

@@ -102,6 +102,10 @@ class EngineBase {
   [[nodiscard]] double learning_rate(const std::string& group) const;
   [[nodiscard]] double weight_decay() const;
   [[nodiscard]] double weight_decay(const std::string& group) const;
+  /// Names of the parameter groups, in the order of EngineOptions::groups.
+  [[nodiscard]] std::vector<std::string> groups() const;
+  /// False while the group follows the engine's.
+  [[nodiscard]] bool has_own_learning_rate(const std::string& group) const;
 
   /// Updates a parameter has seen, by its name in the module. Throws InvalidArgument for an unknown
   /// name.

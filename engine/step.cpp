@@ -254,7 +254,7 @@ void WorldState::joint_norm(Lock& lock, std::vector<Part>& parts, StepResult& re
   comm::Message words;
   for (Part& part : parts) {
     if (!part.unseen) {
-      part.core->shard->add_squares_to(part.squares);
+      part.core->shard->add_sum_to(part.squares);
     }
     part.squares.normalize();
     const auto mine = part.squares.words();

@@ -4,6 +4,7 @@
 #include "kernels/check.h"
 #include "kernels/fp16.h"
 #include "kernels/norm.h"
+#include "kernels/powers.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -56,20 +57,34 @@ class CpuFragmentTable final : public FragmentTable {
   }
 
   void sum_squares(Stream& /*stream*/, const std::vector<bool>& chosen) override {
-    TANDEM_ASSERT(chosen.size() == fragments_.size(), "chosen has a flag for every fragment");
-    squares_ = {};
-    std::mutex mutex;  // guards squares_; sums are exact, so the order of merging does not matter
-    for_tasks(0, task_starts_.size() - 1, [&](std::size_t begin, std::size_t end) {
-      Superaccumulator own;
-      for (std::size_t f = begin; f < end; ++f) {
-        if (chosen[f]) add_sum_of_squares(fragments_[f].grad, fragments_[f].numel, own);
-      }
-      const std::lock_guard lock(mutex);
-      squares_.merge(own);
+    sum(chosen, [](const UpdateArrays& fragment, Superaccumulator& own) {
+      add_sum_of_squares(fragment.grad, fragment.numel, own);
     });
   }
+  void sum_powers(Stream& /*stream*/,
+                  const std::vector<bool>& chosen,
+                  const Power& power) override {
+    sum(chosen, [&](const UpdateArrays& fragment, Superaccumulator& own) {
+      add_sum_of_powers(fragment.grad, fragment.numel, power, own);
+    });
+  }
+  void add_sum_to(Superaccumulator& sum) const override { sum.merge(sum_); }
 
-  void add_squares_to(Superaccumulator& sum) const override { sum.merge(squares_); }
+  void find_largest(Stream& /*stream*/, const std::vector<bool>& chosen) override {
+    TANDEM_ASSERT(chosen.size() == fragments_.size(), "chosen has a flag for every fragment");
+    largest_ = 0;
+    std::mutex mutex;  // guards largest_
+    for_tasks(0, task_starts_.size() - 1, [&](std::size_t begin, std::size_t end) {
+      std::uint32_t own = 0;
+      for (std::size_t f = begin; f < end; ++f) {
+        if (!chosen[f]) continue;
+        own = std::max(own, largest_magnitude(fragments_[f].grad, fragments_[f].numel));
+      }
+      const std::lock_guard lock(mutex);
+      largest_ = std::max(largest_, own);
+    });
+  }
+  [[nodiscard]] std::uint32_t largest() const override { return largest_; }
 
   void set_rules(Stream& /*stream*/, UpdateRules rules) override {
     TANDEM_ASSERT(rules.rule_of.size() == fragments_.size(), "a rule for every fragment");
@@ -89,6 +104,22 @@ class CpuFragmentTable final : public FragmentTable {
   }
 
  private:
+  /// `add`: a fragment to a superaccumulator.
+  template <class Add>
+  void sum(const std::vector<bool>& chosen, const Add& add) {
+    TANDEM_ASSERT(chosen.size() == fragments_.size(), "chosen has a flag for every fragment");
+    sum_ = {};
+    std::mutex mutex;  // guards sum_; sums are exact, so the order of merging does not matter
+    for_tasks(0, task_starts_.size() - 1, [&](std::size_t begin, std::size_t end) {
+      Superaccumulator own;
+      for (std::size_t f = begin; f < end; ++f) {
+        if (chosen[f]) add(fragments_[f], own);
+      }
+      const std::lock_guard lock(mutex);
+      sum_.merge(own);
+    });
+  }
+
   /// Of fragments [begin, end), one bucket's.
   void cut_into_tasks(std::size_t begin, std::size_t end) {
     std::int64_t cost = kTaskNumel;  // full: the first fragment opens a task
@@ -115,7 +146,8 @@ class CpuFragmentTable final : public FragmentTable {
   const ParallelFor parallel_;
   std::vector<std::size_t> task_starts_;   // task t is fragments [t, t + 1) of it
   std::vector<std::size_t> bucket_tasks_;  // behind each bucket's last task
-  Superaccumulator squares_;
+  Superaccumulator sum_;
+  std::uint32_t largest_ = 0;
   UpdateRules rules_;
 };
 

@@ -3,11 +3,13 @@
 // C1 cpu/kernels_isa.cpp is compiled once per level; nothing but its table leaves the object, so
 //    that no code for a newer machine is reached except through the table.
 // C2 All tables give the same bits.
-// Called by fold.cpp, norm.cpp and update.cpp, which check their arguments, and by tests.
+// Called by fold.cpp, norm.cpp, powers.cpp and update.cpp, which check their arguments, and by
+// tests.
 #pragma once
 
 #include "kernels/fold.h"
 #include "kernels/isa.h"
+#include "kernels/powers.h"
 #include "kernels/update.h"
 
 #include <cstdint>
@@ -23,6 +25,9 @@ struct CpuKernels {
   void (*multiply)(float* x, float factor, std::int64_t numel);
   /// norm.h; numel <= kNormBlock.
   double (*block_sum_of_squares)(const float* x, std::int64_t numel);
+  /// powers.h; numel <= kNormBlock.
+  double (*block_sum_of_powers)(const float* x, std::int64_t numel, const Power& power);
+  std::uint32_t (*largest_magnitude)(const float* x, std::int64_t numel);
   /// update.h. By Update::index(); `functor` points to that alternative.
   void (*update[std::variant_size_v<Update>])(const void* functor, const UpdateArrays& arrays);
 };

@@ -4,13 +4,15 @@
 // D1 Work is done in the order of its stream. On a GPU the calls return at once: memory given to
 //    them stays as it is until a mark recorded afterwards is complete. On the CPU they block.
 // D2 All devices give the same bits: folds, norms and updates are those of kernels/fold.h, norm.h
-//    and update.h, element for element.
+//    and update.h, element for element. Norms of types that are no integer: R3 of
+//    kernels/powers.h.
 // Thread safety: any thread; one thread at a time for one stream and for one FragmentTable.
 // Called by comm (folds, copies), zero (gradients, optimizer state).
 #pragma once
 
 #include "kernels/dtype.h"
 #include "kernels/fold.h"
+#include "kernels/powers.h"
 #include "kernels/stream.h"
 #include "kernels/superaccumulator.h"
 #include "kernels/update.h"
@@ -46,8 +48,17 @@ class FragmentTable {
   /// Sums the squares of the gradients of chosen fragments (kernels/norm.h). `chosen`: per
   /// fragment. Reads 4 bytes an element.
   virtual void sum_squares(Stream& stream, const std::vector<bool>& chosen) = 0;
-  /// Adds what the last sum_squares() found, once a mark recorded after it is complete.
-  virtual void add_squares_to(Superaccumulator& sum) const = 0;
+  /// The same of (|x| / divisor)^p (kernels/powers.h).
+  virtual void sum_powers(Stream& stream, const std::vector<bool>& chosen, const Power& power) = 0;
+  /// Adds what the last of these two found, once a mark recorded after it is complete and before
+  /// the next find_largest().
+  virtual void add_sum_to(Superaccumulator& sum) const = 0;
+
+  /// Finds the largest magnitude of the gradients of chosen fragments. Reads 4 bytes an element.
+  virtual void find_largest(Stream& stream, const std::vector<bool>& chosen) = 0;
+  /// What the last find_largest() found (kernels/powers.h), once a mark recorded after it is
+  /// complete and before the next sum.
+  [[nodiscard]] virtual std::uint32_t largest() const = 0;
 
   /// What the following update() calls do.
   virtual void set_rules(Stream& stream, UpdateRules rules) = 0;

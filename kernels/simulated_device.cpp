@@ -76,7 +76,20 @@ class SimulatedTable final : public FragmentTable {
       table->sum_squares(now, chosen);
     });
   }
-  void add_squares_to(Superaccumulator& sum) const override { table_->add_squares_to(sum); }
+  void sum_powers(Stream& stream, const std::vector<bool>& chosen, const Power& power) override {
+    simulated(stream).give([table = table_, chosen, power] {
+      ImmediateStream now;
+      table->sum_powers(now, chosen, power);
+    });
+  }
+  void add_sum_to(Superaccumulator& sum) const override { table_->add_sum_to(sum); }
+  void find_largest(Stream& stream, const std::vector<bool>& chosen) override {
+    simulated(stream).give([table = table_, chosen] {
+      ImmediateStream now;
+      table->find_largest(now, chosen);
+    });
+  }
+  [[nodiscard]] std::uint32_t largest() const override { return table_->largest(); }
   void set_rules(Stream& stream, UpdateRules rules) override {
     simulated(stream).give([table = table_, rules = std::move(rules)] {
       ImmediateStream now;

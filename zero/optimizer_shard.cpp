@@ -109,13 +109,27 @@ OptimizerShard::Piece OptimizerShard::piece(comm::Group group, std::int32_t para
   return piece;
 }
 
-void OptimizerShard::sum_squares(kernels::Stream& stream, const std::vector<bool>& seen) {
+std::vector<bool> OptimizerShard::fragments_of(const std::vector<bool>& seen) const {
   TANDEM_ASSERT(seen.size() == step_counts_.size(), "seen has a flag for every parameter");
   std::vector<bool> chosen(fragments_.size());
   for (std::size_t f = 0; f < chosen.size(); ++f) {
     chosen[f] = seen[static_cast<std::size_t>(fragments_[f].parameter)];
   }
-  table_->sum_squares(stream, chosen);
+  return chosen;
+}
+
+void OptimizerShard::sum_squares(kernels::Stream& stream, const std::vector<bool>& seen) {
+  table_->sum_squares(stream, fragments_of(seen));
+}
+
+void OptimizerShard::sum_powers(kernels::Stream& stream,
+                                const std::vector<bool>& seen,
+                                const kernels::Power& power) {
+  table_->sum_powers(stream, fragments_of(seen), power);
+}
+
+void OptimizerShard::find_largest(kernels::Stream& stream, const std::vector<bool>& seen) {
+  table_->find_largest(stream, fragments_of(seen));
 }
 
 void OptimizerShard::begin_update(kernels::Stream& stream,

@@ -15,6 +15,7 @@
 
 #include "comm/group.h"
 #include "kernels/device.h"
+#include "kernels/powers.h"
 #include "kernels/superaccumulator.h"
 #include "kernels/update.h"
 #include "zero/bucket_plan.h"
@@ -56,11 +57,17 @@ class OptimizerShard {
   };
   [[nodiscard]] Piece piece(comm::Group group, std::int32_t parameter) const;
 
-  /// Sums the squares of the own elements of seen parameters: raw sums, before any factor.
-  /// `seen`: per parameter.
+  /// Sums the squares of the own elements of seen parameters, or their powers: raw sums, before any
+  /// factor. `seen`: per parameter.
   void sum_squares(kernels::Stream& stream, const std::vector<bool>& seen);
-  /// Adds what the last sum_squares() found, once a mark recorded after it is complete.
-  void add_squares_to(kernels::Superaccumulator& sum) const { table_->add_squares_to(sum); }
+  void sum_powers(kernels::Stream& stream,
+                  const std::vector<bool>& seen,
+                  const kernels::Power& power);
+  /// Adds what the last of these found, once a mark recorded after it is complete.
+  void add_sum_to(kernels::Superaccumulator& sum) const { table_->add_sum_to(sum); }
+  /// Finds the largest magnitude of those elements, in the same way; kernels/powers.h.
+  void find_largest(kernels::Stream& stream, const std::vector<bool>& seen);
+  [[nodiscard]] std::uint32_t largest() const { return table_->largest(); }
 
   /// Opens an update: counts one step for every seen parameter and fixes the scalars.
   /// `grad_factor`: multiplier / denominator * clip, once, in fp32.
@@ -93,6 +100,7 @@ class OptimizerShard {
     std::int64_t shard_offset = 0;
   };
 
+  [[nodiscard]] std::vector<bool> fragments_of(const std::vector<bool>& seen) const;
   void cut_into_fragments(std::int32_t bucket, std::int64_t master_offset);
   [[nodiscard]] std::byte* parameter_data(const Fragment& fragment) const;
   [[nodiscard]] kernels::UpdateArrays arrays_of(const Fragment& fragment) const;

@@ -1,8 +1,8 @@
 // kernels/cpu/kernels_isa.cpp: the CPU kernels, compiled once per instruction set with
 // TANDEM_ISA_TABLE naming the table that this object defines.
 //
-// C1 Only the table leaves this object: everything else is in the anonymous namespace, and no
-//    function of the standard library is called (a test looks for weak symbols).
+// C1 Only the table leaves this object: everything else is in the anonymous namespace, and of the
+//    standard library only pow() is called (a test looks for weak symbols).
 // C2 Plain loops that the compiler vectorises; contraction off, so all levels give the same bits.
 // C3 Loops go by chunks, before each of which the memory of a later one is asked for: the hardware
 //    stops at every page, which costs 10 to 20 % with streams as short of arithmetic as these.
@@ -12,6 +12,7 @@
 #include "kernels/fp16.h"
 #include "kernels/masters.h"
 #include "kernels/norm.h"
+#include "kernels/powers.h"
 
 #include <type_traits>
 
@@ -164,6 +165,25 @@ double sum_of_squares_of_block(const float* x, std::int64_t numel) {
   return lanes[0];
 }
 
+double sum_of_powers_of_block(const float* x, std::int64_t numel, const Power& given) {
+  const Power power = given;
+  double lanes[kNormLanes] = {};
+  for (std::int64_t i = 0; i < numel; ++i) lanes[i % kNormLanes] += term_of(x[i], power);
+  for (int half = kNormLanes / 2; half > 0; half /= 2) {
+    for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+  }
+  return on_grid(lanes[0]);
+}
+
+std::uint32_t largest_magnitude_of(const float* x, std::int64_t numel) {
+  std::int32_t largest = 0;  // signed: every instruction set compares those
+  for (std::int64_t i = 0; i < numel; ++i) {
+    const std::int32_t bits = __builtin_bit_cast(std::int32_t, x[i]) & 0x7FFFFFFF;
+    largest = bits > largest ? bits : largest;
+  }
+  return static_cast<std::uint32_t>(largest);
+}
+
 /// How a parameter is stored: as it is, or as Half with separate masters or with remainders.
 struct Plain {};
 template <typename Half>
@@ -254,8 +274,12 @@ template <typename Variant>
 struct Table;
 template <typename... Functors>
 struct Table<std::variant<Functors...>> {
-  static constexpr CpuKernels kKernels = {
-      fold_slices, multiply_range, sum_of_squares_of_block, {update_fragment<Functors>...}};
+  static constexpr CpuKernels kKernels = {fold_slices,
+                                          multiply_range,
+                                          sum_of_squares_of_block,
+                                          sum_of_powers_of_block,
+                                          largest_magnitude_of,
+                                          {update_fragment<Functors>...}};
 };
 
 }  // namespace

@@ -35,6 +35,11 @@ void launch_update(cudaStream_t stream, std::int32_t kind, const UpdateLaunch& u
 
 /// The words of a superaccumulator to which the 1,024-blocks of the chosen fragments' gradients
 /// were added. Two launches. Reads 4 bytes an element of the chosen.
-void launch_sum_squares(cudaStream_t stream, const SquaresLaunch& squares);
+void launch_sum_squares(cudaStream_t stream, const NormLaunch& norm);
+/// The same of (|x| / divisor)^p, kernels/powers.h.
+void launch_sum_powers(cudaStream_t stream, const NormLaunch& norm);
+/// The largest magnitude of the chosen fragments' gradients. Two launches. Reads 4 bytes an element
+/// of the chosen.
+void launch_find_largest(cudaStream_t stream, const NormLaunch& norm);
 
 }  // namespace tandem::kernels::cuda

@@ -1,4 +1,5 @@
-// kernels/cuda/norm_body.h: the norm's arithmetic for a warp (kernels/norm.h, N1 to N3).
+// kernels/cuda/norm_body.h: the norm's arithmetic for a warp (kernels/norm.h, N1 to N3;
+// kernels/powers.h, R1 to R3).
 //
 // B2 Lane l of a warp adds elements l, l + 32, ... of a block in double, in that order, and the
 // warp adds
@@ -14,6 +15,7 @@
 #include "kernels/cuda/geometry.h"
 #include "kernels/inline.h"
 #include "kernels/norm.h"
+#include "kernels/powers.h"
 #include "kernels/superaccumulator.h"
 
 #include <cstddef>
@@ -47,6 +49,28 @@ TANDEM_KERNEL_INLINE double lane_sum(const float* x, std::int32_t numel, int lan
   return sum;
 }
 
+/// The same of (|x| / divisor)^p. The warp's sum is then put on the grid (R2).
+// NOLINTNEXTLINE(bugprone-easily-swappable-parameters): an array, then a lane
+TANDEM_KERNEL_INLINE double lane_sum(const float* x,
+                                     std::int32_t numel,
+                                     int lane,
+                                     const Power& power) {
+  double sum = 0.0;
+  for (std::int32_t i = lane; i < numel; i += kWarp) sum += term_of(x[i], power);
+  return sum;
+}
+
+/// Lane `lane`'s part of the largest magnitude of x[0, numel).
+// NOLINTNEXTLINE(bugprone-easily-swappable-parameters): an array, then a lane
+TANDEM_KERNEL_INLINE std::uint32_t lane_largest(const float* x, std::int32_t numel, int lane) {
+  std::uint32_t largest = 0;
+  for (std::int32_t i = lane; i < numel; i += kWarp) {
+    const std::uint32_t bits = __builtin_bit_cast(std::uint32_t, x[i]) & 0x7FFFFFFFU;
+    largest = bits > largest ? bits : largest;
+  }
+  return largest;
+}
+
 /// What Superaccumulator::add(x) adds to its word `word`, for the same x.
 // NOLINTNEXTLINE(bugprone-easily-swappable-parameters): a value, then a word
 TANDEM_KERNEL_INLINE std::int64_t word_of(double x, int word) {
@@ -73,7 +97,7 @@ TANDEM_KERNEL_INLINE std::int64_t word_of(double x, int word) {
   return 0;
 }
 
-struct SquaresLaunch {
+struct NormLaunch {
   /// Blocks of the first of the two launches; each leaves its words.
   static constexpr std::int64_t kMostBlocks = 1024;
   static constexpr std::size_t kPartialBytes =
@@ -84,7 +108,9 @@ struct SquaresLaunch {
   const Fragment* fragments = nullptr;    // device
   const unsigned char* chosen = nullptr;  // per fragment, device
   std::int64_t* partials = nullptr;       // kPartialBytes, device; undefined before and after
-  std::int64_t* words = nullptr;          // [Superaccumulator::kWords], device: the result
+  std::int64_t* words = nullptr;          // [Superaccumulator::kWords], device: the result, or
+                                          // the largest magnitude's bits in the first
+  Power power;                            // of a sum of powers
 };
 
 /// Where thread block `block` of `blocks` leaves word `word`: word by word, so that the second
@@ -94,9 +120,9 @@ TANDEM_KERNEL_INLINE std::int64_t partial_index(int word, std::int64_t block, st
 }
 
 /// Thread blocks of the first launch.
-inline std::int64_t squares_blocks(std::int64_t pieces) {
+inline std::int64_t norm_blocks(std::int64_t pieces) {
   const std::int64_t wanted = blocks_for(pieces, kWarps);
-  return wanted < SquaresLaunch::kMostBlocks ? wanted : SquaresLaunch::kMostBlocks;
+  return wanted < NormLaunch::kMostBlocks ? wanted : NormLaunch::kMostBlocks;
 }
 
 }  // namespace tandem::kernels::cuda

@@ -5,7 +5,7 @@
 // written again
 //    only when the mark behind its copy is complete; until then another piece of pinned memory is
 //    taken.
-// A2 set_rules(), sum_squares() and update() are given to one stream, or the caller orders the
+// A2 set_rules(), norms and update() are given to one stream, or the caller orders the
 // streams: all
 //    three use the same device memory.
 #include "kernels/cuda/table.h"
@@ -107,34 +107,29 @@ class CudaFragmentTable final : public FragmentTable {
     const CurrentDevice current(shared_->device());
     fragments_ = on_device(shared_, own);
     pieces_ = on_device(shared_, all_pieces(numels));
-    squares_ = allocate(shared_, SquaresLaunch::kPartialBytes + kWordBytes);
+    sums_ = allocate(shared_, NormLaunch::kPartialBytes + kWordBytes);
     words_ = allocate_host(shared_, kWordBytes);
   }
 
   void sum_squares(Stream& stream, const std::vector<bool>& chosen) override {
-    TANDEM_ASSERT(chosen.size() == fragment_count_, "chosen has a flag for every fragment");
-    if (piece_count() == 0) return;  // the words are zeros from the beginning
-    const CurrentDevice current(shared_->device());
-    std::byte* const flags = chosen_.open();
-    for (std::size_t f = 0; f < fragment_count_; ++f) flags[f] = std::byte{chosen[f]};
-    chosen_.send(stream, fragment_count_);
-    SquaresLaunch squares;
-    squares.pieces = pieces();
-    squares.count = piece_count();
-    squares.fragments = fragments();
-    squares.chosen = reinterpret_cast<const unsigned char*>(chosen_.device());
-    squares.partials = reinterpret_cast<std::int64_t*>(squares_.get());
-    squares.words = reinterpret_cast<std::int64_t*>(squares_.get() + SquaresLaunch::kPartialBytes);
-    launch_sum_squares(native_of(stream), squares);
-    check(cudaMemcpyAsync(words_.get(), squares.words, kWordBytes, cudaMemcpyDeviceToHost,
-                          native_of(stream)),
-          "cudaMemcpyAsync of the norm");
+    norm(stream, chosen, {}, launch_sum_squares);
   }
-
-  void add_squares_to(Superaccumulator& sum) const override {
+  void sum_powers(Stream& stream, const std::vector<bool>& chosen, const Power& power) override {
+    norm(stream, chosen, power, launch_sum_powers);
+  }
+  void add_sum_to(Superaccumulator& sum) const override {
     Superaccumulator own;
     std::memcpy(own.words().data(), words_.get(), kWordBytes);
     sum.merge(own);
+  }
+
+  void find_largest(Stream& stream, const std::vector<bool>& chosen) override {
+    norm(stream, chosen, {}, launch_find_largest);
+  }
+  [[nodiscard]] std::uint32_t largest() const override {
+    std::int64_t word = 0;
+    std::memcpy(&word, words_.get(), sizeof word);
+    return static_cast<std::uint32_t>(word);
   }
 
   void set_rules(Stream& stream, UpdateRules given) override {
@@ -185,6 +180,30 @@ class CudaFragmentTable final : public FragmentTable {
  private:
   static constexpr std::size_t kWordBytes = Superaccumulator::kWords * sizeof(std::int64_t);
 
+  void norm(Stream& stream,
+            const std::vector<bool>& chosen,
+            const Power& power,
+            void (*launch)(cudaStream_t, const NormLaunch&)) {
+    TANDEM_ASSERT(chosen.size() == fragment_count_, "chosen has a flag for every fragment");
+    if (piece_count() == 0) return;  // the words are zeros from the beginning
+    const CurrentDevice current(shared_->device());
+    std::byte* const flags = chosen_.open();
+    for (std::size_t f = 0; f < fragment_count_; ++f) flags[f] = std::byte{chosen[f]};
+    chosen_.send(stream, fragment_count_);
+    NormLaunch norm;
+    norm.pieces = pieces();
+    norm.count = piece_count();
+    norm.fragments = fragments();
+    norm.chosen = reinterpret_cast<const unsigned char*>(chosen_.device());
+    norm.partials = reinterpret_cast<std::int64_t*>(sums_.get());
+    norm.words = reinterpret_cast<std::int64_t*>(sums_.get() + NormLaunch::kPartialBytes);
+    norm.power = power;
+    launch(native_of(stream), norm);
+    check(cudaMemcpyAsync(words_.get(), norm.words, kWordBytes, cudaMemcpyDeviceToHost,
+                          native_of(stream)),
+          "cudaMemcpyAsync of the norm");
+  }
+
   void write_slot(std::byte* upload, std::int32_t index, const Update& update) const {
     RuleSlot slot;
     slot.kind = static_cast<std::int32_t>(update.index());
@@ -214,8 +233,8 @@ class CudaFragmentTable final : public FragmentTable {
   std::vector<std::int64_t> piece_ends_;
   std::shared_ptr<std::byte> fragments_;
   std::shared_ptr<std::byte> pieces_;
-  std::shared_ptr<std::byte> squares_;  // partial words, then the words
-  std::shared_ptr<std::byte> words_;    // on the host
+  std::shared_ptr<std::byte> sums_;   // partial words, then the words
+  std::shared_ptr<std::byte> words_;  // on the host
 };
 
 }  // namespace

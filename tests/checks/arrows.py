@@ -41,7 +41,7 @@ ARROWS = {
 KERNELS_SEEN_BY = {
     "comm": {"queue.h", "stream.h", "device.h", "cuda_device.h", "nvtx.h", "check.h", "fold.h", "dtype.h"},
     "engine": {"queue.h", "stream.h", "device.h", "cuda_device.h", "nvtx.h", "check.h", "fold.h", "dtype.h", "norm.h",
-               "superaccumulator.h"},
+               "powers.h", "superaccumulator.h"},
 }
 
 # Public headers that are values, without LibTorch. The classes are the engine room's to implement.

@@ -2,6 +2,7 @@
 // starts of the arrays, the mix of types and the number of fragments.
 #include "kernels/fold.h"
 #include "kernels/norm.h"
+#include "kernels/powers.h"
 #include "tests/gpu/gpu_rig.h"
 #include "tests/kernels/update_rig.h"
 #include "tests/kernels/values.h"
@@ -13,7 +14,14 @@
 namespace tandem::kernels {
 namespace {
 
-class KernelsOnGpu : public OnGpu {};
+class KernelsOnGpu : public OnGpu {
+ protected:
+  /// Of chosen fragments; fragment f begins at element f % 2 of grads[f].
+  void expect_powers_of_the_cpu(FragmentTable& table,
+                                const std::vector<std::vector<float>>& grads,
+                                const std::vector<UpdateArrays>& arrays,
+                                const std::vector<bool>& chosen);
+};
 
 TEST_F(KernelsOnGpu, FillsAndZeroesTouchNothingElse) {
   for (const std::int64_t numel : kLengths) {
@@ -302,6 +310,41 @@ TEST_F(KernelsOnGpu, ManyTinyFragmentsWithRulesOfTheirOwn) {
   EXPECT_EQ(first_difference(own_second.read(*stream).data(), second.data(), total), "");
 }
 
+void KernelsOnGpu::expect_powers_of_the_cpu(FragmentTable& table,
+                                            const std::vector<std::vector<float>>& grads,
+                                            const std::vector<UpdateArrays>& arrays,
+                                            const std::vector<bool>& chosen) {
+  const auto for_chosen = [&](const auto& body) {
+    for (std::size_t f = 0; f < chosen.size(); ++f) {
+      if (chosen[f]) body(grads[f].data() + f % 2, arrays[f].numel);
+    }
+  };
+  std::uint32_t largest = 0;
+  for_chosen([&](const float* grad, std::int64_t numel) {
+    largest = std::max(largest, largest_magnitude(grad, numel));
+  });
+  table.find_largest(*stream, chosen);
+  finish(*stream);
+  EXPECT_EQ(table.largest(), largest);
+  for (const double p : {0.5, 1.0, 3.0, 64.0, 65.0}) {
+    const Power power = power_of(p, magnitude_of(largest));
+    Superaccumulator expected;
+    for_chosen([&](const float* grad, std::int64_t numel) {
+      add_sum_of_powers(grad, numel, power, expected);
+    });
+    table.sum_powers(*stream, chosen, power);
+    finish(*stream);
+    Superaccumulator sum;
+    table.add_sum_to(sum);
+    if (power.multiply != 0) {  // R3
+      EXPECT_TRUE(std::ranges::equal(sum.words(), expected.words())) << "p " << p;
+    } else {
+      EXPECT_NEAR(sum.value(), expected.value(), 1e-13 * expected.value()) << "p " << p;
+      EXPECT_EQ(sum.nonfinite(), expected.nonfinite());
+    }
+  }
+}
+
 TEST_F(KernelsOnGpu, NormsHaveTheCpusWords) {
   for (float (*draw)(std::mt19937&) : {&any_finite, &anything}) {
     std::vector<std::vector<float>> grads;
@@ -330,8 +373,9 @@ TEST_F(KernelsOnGpu, NormsHaveTheCpusWords) {
       table->sum_squares(*stream, chosen);
       finish(*stream);
       Superaccumulator sum;
-      table->add_squares_to(sum);
+      table->add_sum_to(sum);
       EXPECT_TRUE(std::ranges::equal(sum.words(), expected.words())) << "every " << stride;
+      expect_powers_of_the_cpu(*table, grads, arrays, chosen);
     }
   }
 }
@@ -344,7 +388,7 @@ TEST_F(KernelsOnGpu, EmptyTablesDoNothing) {
   table->update(*stream, 1);
   finish(*stream);
   Superaccumulator sum;
-  table->add_squares_to(sum);
+  table->add_sum_to(sum);
   EXPECT_EQ(sum.value(), 0.0);
 }
 

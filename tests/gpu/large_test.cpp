@@ -53,7 +53,7 @@ TEST_F(LargeOnGpu, OneParameterOfMoreThan32Bits) {
   table->sum_squares(*stream, {true});
   finish(*stream);
   Superaccumulator sum;
-  table->add_squares_to(sum);
+  table->add_sum_to(sum);
   EXPECT_EQ(sum.value(), 4.0 * static_cast<double>(kHuge));  // exact: 2^34 + 4
   table->set_rules(*stream, {{SgdUpdate<false, false>::at_step(0.5, 0.0, 0.0, 0.0, 1, 1.0)}, {0}});
   table->update(*stream, 0);

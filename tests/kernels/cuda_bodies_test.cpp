@@ -238,10 +238,14 @@ TEST(CudaBodies, FillsTouchNothingElse) {
 
 /// A warp: N2's tree as __shfl_down_sync does it, then a word with each lane.
 using Words = std::array<std::int64_t, Superaccumulator::kWords>;
-void add_block_by_lanes(const float* x, std::int32_t numel, Words& words) {
+void add_block_by_lanes(const float* x,
+                        std::int32_t numel,
+                        Words& words,
+                        const Power* power = nullptr) {
   std::array<double, kWarp> lanes{};
   for (int lane = 0; lane < kWarp; ++lane) {
-    lanes[static_cast<std::size_t>(lane)] = cuda::lane_sum(x, numel, lane);
+    lanes[static_cast<std::size_t>(lane)] =
+        power == nullptr ? cuda::lane_sum(x, numel, lane) : cuda::lane_sum(x, numel, lane, *power);
   }
   for (std::size_t half = kWarp / 2; half > 0; half /= 2) {
     const std::array<double, kWarp> before = lanes;
@@ -249,8 +253,9 @@ void add_block_by_lanes(const float* x, std::int32_t numel, Words& words) {
       lanes[lane] += before[lane + half < kWarp ? lane + half : lane];
     }
   }
+  const double sum = power == nullptr ? lanes[0] : on_grid(lanes[0]);
   for (int word = 0; word < Superaccumulator::kWords; ++word) {
-    words[static_cast<std::size_t>(word)] += cuda::word_of(lanes[0], word);
+    words[static_cast<std::size_t>(word)] += cuda::word_of(sum, word);
   }
 }
 
@@ -269,6 +274,36 @@ TEST(CudaBodies, NormsAreTheCpusWords) {
         }
       }
       EXPECT_TRUE(std::ranges::equal(words, expected.words())) << numel;
+    }
+  }
+}
+
+TEST(CudaBodies, SumsOfPowersAndMaximaAreTheCpus) {
+  for (const double p : {0.5, 1.0, 3.0, 64.0, 65.0}) {
+    for (float (*draw)(std::mt19937&) : {&any_finite, &anything}) {
+      for (const std::int64_t numel : {1, 33, 1024, 5003}) {
+        const std::vector<float> x = random_values(numel + 1, 4, draw);
+        const std::uint32_t largest = largest_magnitude(x.data() + 1, numel);
+        const Power power = power_of(p, magnitude_of(largest));
+        Superaccumulator expected;
+        add_sum_of_powers(x.data() + 1, numel, power, expected);
+        Words words{};
+        std::uint32_t found = 0;
+        const std::int64_t numels[] = {numel};
+        for (const cuda::Piece& piece : cuda::all_pieces(numels)) {
+          const float* const start = x.data() + 1 + piece.begin;
+          for (int lane = 0; lane < kWarp; ++lane) {
+            found = std::max(found, cuda::lane_largest(start, piece.numel, lane));
+          }
+          for (std::int32_t begin = 0; begin < piece.numel; begin += kNormBlock) {
+            add_block_by_lanes(start + begin,
+                               std::min<std::int32_t>(kNormBlock, piece.numel - begin), words,
+                               &power);
+          }
+        }
+        EXPECT_EQ(found, largest);
+        EXPECT_TRUE(std::ranges::equal(words, expected.words())) << "p " << p << ", " << numel;
+      }
     }
   }
 }

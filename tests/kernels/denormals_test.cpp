@@ -5,6 +5,7 @@
 #include "kernels/cpu_kernels.h"
 #include "kernels/fold.h"
 #include "kernels/norm.h"
+#include "kernels/powers.h"
 #include "tests/kernels/update_rig.h"
 
 #include <gtest/gtest.h>
@@ -116,7 +117,7 @@ TEST(Cases, N21_DenormalsAreKeptInSumsWhateverTheThreadsMode) {
   select_isa(best);
 }
 
-// 1,000 squares of the smallest denormal.
+// 1,000 squares of the smallest denormal, and their 3-norm: 10 of them.
 TEST(Cases, N21_DenormalsAreKeptInTheNormWhateverTheThreadsMode) {
   const Floats x(1000, 0x1p-149F);
   const Isa best = current_isa();
@@ -124,14 +125,19 @@ TEST(Cases, N21_DenormalsAreKeptInTheNormWhateverTheThreadsMode) {
     select_isa(isa);
     Superaccumulator sum;
     double block = 0.0, unguarded = 1.0;
+    Superaccumulator cubes;
+    const Power cube = power_of(3.0, 0x1p-149);
     {
       const FlushDenormals flush;
+      EXPECT_EQ(largest_magnitude(x.data(), 1000), 1U);
+      add_sum_of_powers(x.data(), 1000, cube, cubes);
       add_sum_of_squares(x.data(), 1000, sum);
       block = block_sum_of_squares(x.data(), 1000);
       unguarded = cpu_kernels(isa).block_sum_of_squares(x.data(), 1000);
     }
     EXPECT_EQ(sum.value(), 1000 * 0x1p-298) << name_of(isa);
     EXPECT_EQ(block, 1000 * 0x1p-298) << name_of(isa);
+    EXPECT_DOUBLE_EQ(norm_of(cubes.value(), cube), 10 * 0x1p-149) << name_of(isa);
     EXPECT_EQ(unguarded, 0.0) << "the mode does nothing here";
   }
   select_isa(best);

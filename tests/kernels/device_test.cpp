@@ -2,14 +2,17 @@
 // the same bits.
 #include "kernels/cpu_device.h"
 #include "kernels/norm.h"
+#include "kernels/powers.h"
 #include "kernels/simulated_device.h"
 #include "tests/kernels/update_rig.h"
 #include "tests/kernels/values.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -174,7 +177,7 @@ TEST(Devices, UpdateTablesLikeSingleFragments) {
       table->sum_squares(*stream, {true, false, true, true});
       finish(*stream);
       Superaccumulator sum;
-      table->add_squares_to(sum);
+      table->add_sum_to(sum);
       EXPECT_EQ(sum.value(), squares.value());
       table->set_rules(*stream, two_rules());
       table->update(*stream, 0);
@@ -183,6 +186,50 @@ TEST(Devices, UpdateTablesLikeSingleFragments) {
         EXPECT_EQ(shard.fragments[f].difference(expected.fragments[f]), "") << "fragment " << f;
       }
     }
+  }
+}
+
+TEST(Devices, TakeNormsOfEveryTypeOfChosenFragments) {
+  Shard shard(Storage::kFp32);
+  const std::vector<bool> chosen = {true, false, true, true};
+  std::uint32_t largest = 0;
+  for (std::size_t f = 0; f < 4; ++f) {
+    const UpdateArrays arrays = shard.arrays()[f];
+    if (chosen[f]) largest = std::max(largest, largest_magnitude(arrays.grad, arrays.numel));
+  }
+  // Not chosen, and never found: as large as there is.
+  for (float& grad : shard.fragments[1].grad) grad = std::numeric_limits<float>::max();
+  std::vector<std::unique_ptr<Device>> devices;
+  devices.push_back(make_cpu_device());
+  devices.push_back(make_cpu_device([](std::int64_t count, const auto& body) {
+    for (std::int64_t i = count; i-- > 0;) body(i, i + 1);
+  }));
+  devices.push_back(slow(5));
+  for (const auto& device : devices) {
+    SCOPED_TRACE(device->name());
+    const auto stream = device->make_stream(Priority::kNormal);
+    const auto table = device->make_table(shard.arrays(), shard.ends);
+    for (int turn = 0; turn < 2; ++turn) {  // the second finds nothing of the first
+      table->find_largest(*stream, chosen);
+      finish(*stream);
+      EXPECT_EQ(table->largest(), largest);
+      for (const double p : {0.5, 3.0}) {
+        const Power power = power_of(p, magnitude_of(largest));
+        Superaccumulator expected;
+        for (std::size_t f = 0; f < 4; ++f) {
+          const UpdateArrays arrays = shard.arrays()[f];
+          if (chosen[f]) add_sum_of_powers(arrays.grad, arrays.numel, power, expected);
+        }
+        table->sum_powers(*stream, chosen, power);
+        finish(*stream);
+        Superaccumulator sum;
+        table->add_sum_to(sum);
+        EXPECT_EQ(sum.value(), expected.value());
+      }
+    }
+    table->find_largest(*stream, {false, false, false, false});
+    finish(*stream);
+    EXPECT_EQ(table->largest(), 0U);
   }
 }
 

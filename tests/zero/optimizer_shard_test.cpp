@@ -198,6 +198,9 @@ TEST(OptimizerShard, SumsSquaresOfSeenParametersOnly) {
   rig.set_gradients({{3.0F}, {4.0F}, {100.0F}});
   EXPECT_EQ(rig.sum_of_squares({true, true, false}).value(), 25.0);
   EXPECT_EQ(rig.sum_of_squares({false, false, false}).value(), 0.0);
+  EXPECT_EQ(rig.norm({true, true, false}, 1.0), 7.0);
+  EXPECT_EQ(rig.norm({true, false, false}, 3.0), 3.0);
+  EXPECT_EQ(rig.norm({false, false, false}, 3.0), 0.0);
 }
 
 TEST(OptimizerShard, NormHasTheSameBitsForEveryGroupAndBucketSize) {
@@ -208,6 +211,7 @@ TEST(OptimizerShard, NormHasTheSameBitsForEveryGroupAndBucketSize) {
     for (const float g : parameter) exact += static_cast<double>(g) * g;
   }
   double first = 0.0;
+  std::vector<double> first_norms;
   for (int ranks = 1; ranks <= 4; ++ranks) {
     for (const std::int64_t bucket_bytes : {1, 9000, 20000, 1 << 30}) {
       ShardRig rig(infos, bucket_bytes, ranks, AdamW{}, random_values(infos, 1), in_threads);
@@ -215,6 +219,12 @@ TEST(OptimizerShard, NormHasTheSameBitsForEveryGroupAndBucketSize) {
       const double value = rig.sum_of_squares(all_seen(infos.size())).value();
       if (first == 0.0) first = value;
       EXPECT_EQ(value, first) << ranks << " ranks, " << bucket_bytes << " bytes a bucket";
+      std::vector<double> norms;
+      for (const double p : {0.5, 1.0, 3.0, 100.0}) {
+        norms.push_back(rig.norm(all_seen(infos.size()), p));
+      }
+      if (first_norms.empty()) first_norms = norms;
+      EXPECT_EQ(norms, first_norms) << ranks << " ranks, " << bucket_bytes << " bytes a bucket";
     }
   }
   EXPECT_NEAR(first, exact, exact * 1e-11);

@@ -7,6 +7,7 @@
 #include "kernels/bf16.h"
 #include "kernels/cpu_device.h"
 #include "kernels/fp16.h"
+#include "kernels/powers.h"
 #include "kernels/superaccumulator.h"
 #include "kernels/update.h"
 #include "zero/optimizer_shard.h"
@@ -186,9 +187,26 @@ class ShardRig {
     kernels::Superaccumulator sum;
     for (const auto& shard : shards_) {
       shard->sum_squares(stream_, seen);
-      shard->add_squares_to(sum);
+      shard->add_sum_to(sum);
     }
     return sum;
+  }
+
+  /// The p-norm of the raw sums, by the largest magnitude where that comes first.
+  [[nodiscard]] double norm(const std::vector<bool>& seen, double p) {
+    std::uint32_t largest = 0;
+    for (const auto& shard : shards_) {
+      shard->find_largest(stream_, seen);
+      largest = std::max(largest, shard->largest());
+    }
+    const kernels::Power power =
+        kernels::power_of(p, kernels::needs_largest(p) ? kernels::magnitude_of(largest) : 0.0);
+    kernels::Superaccumulator sum;
+    for (const auto& shard : shards_) {
+      shard->sum_powers(stream_, seen, power);
+      shard->add_sum_to(sum);
+    }
+    return kernels::norm_of(sum.value(), power);
   }
 
   [[nodiscard]] OptimizerShard& shard(std::size_t rank) { return *shards_[rank]; }

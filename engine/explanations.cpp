@@ -81,7 +81,7 @@ std::vector<std::string> WorldState::describe(const GateSay& say) const {
   std::ostringstream detail;
   detail.precision(17);
   if (say.word == Word::kStep) {
-    detail << " with clip_norm " << say.clip_norm;
+    detail << " with clip_norm " << say.clip_norm << " and norm_type " << say.norm_type;
   } else if (say.word == Word::kValues) {
     constexpr const char* kOps[] = {"mean", "sum", "any", "broadcast"};
     detail << ": " << kOps[static_cast<int>(say.value_op)];

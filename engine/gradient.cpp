@@ -67,8 +67,9 @@ at::Tensor WorldState::gather_gradient(Lock& lock, const GateMerged& gate) {
   lane.torch->device().copy(*lane.stream, host.get(), mine.data, mine_bytes);
   await_mark(lane, lane.stream->record(), "a gradient on " + lane.where.str());
   auto* const values = reinterpret_cast<float*>(host.get());
+  const auto factor = static_cast<float>(average.scaled(1.0));
   for (std::int64_t i = 0; i < mine.within.numel(); ++i) {
-    values[i] *= static_cast<float>(average.factor);
+    values[i] *= factor;
   }
 
   std::size_t longest = 0;

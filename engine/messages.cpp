@@ -139,6 +139,7 @@ comm::Message encode(const GateSay& say, const Shape& shape, int rank) {
   }
   agree_on(message, step, hash_of(say.step_engines));
   agree_on(message, step, std::bit_cast<std::uint64_t>(say.clip_norm));
+  agree_on(message, step, std::bit_cast<std::uint64_t>(say.norm_type));
   for (int g = 0; g < shape.groups; ++g) {
     const Tunables tunables = step ? say.tunables[static_cast<std::size_t>(g)] : Tunables{};
     agree_on(message, step, std::bit_cast<std::uint64_t>(tunables.lr));
@@ -211,6 +212,7 @@ GateMerged decode_gate(const comm::Message& message, const Shape& shape) {
   read_multipliers(gradient, gate.gradient_multipliers, nullptr);
   agreed.read(step, gate.step_equal);
   gate.clip_norm = std::bit_cast<double>(agreed.read(step, gate.step_equal));
+  gate.norm_type = std::bit_cast<double>(agreed.read(step, gate.step_equal));
   for (int g = 0; g < shape.groups; ++g) {
     Tunables tunables;
     tunables.lr = std::bit_cast<double>(agreed.read(step, gate.step_equal));
@@ -283,8 +285,8 @@ std::optional<std::string> gate_error(const GateMerged& gate, int ranks) {
     return std::nullopt;  // those at step or leave join it
   }
   if (!gate.step_equal) {
-    return "ranks step different engines, or with different clip_norm, learning rates or weight "
-           "decays";
+    return "ranks step different engines, or with different clip_norm, norm_type, learning rates "
+           "or weight decays";
   }
   if (!gate.step_multipliers.equal) {
     return "ranks multiply the gradients of a step by different factors (multiply_gradients)";

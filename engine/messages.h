@@ -76,7 +76,8 @@ struct GateSay {
 
   // step
   Bits step_engines;
-  double clip_norm = 0.0;          // 0: no clipping
+  double clip_norm = 0.0;  // 0: no clipping
+  double norm_type = 2.0;
   std::vector<Tunables> tunables;  // per group of each engine
 
   // step, gradient and leave: what this rank's window holds
@@ -124,8 +125,9 @@ struct GateMerged {
 
   Bits step_engines;
   Bits stepping_ranks;     // that said step; the others of a step have left
-  bool step_equal = true;  // masks, clip_norm and tunables
+  bool step_equal = true;  // masks, clip_norm, norm_type and tunables
   double clip_norm = 0.0;
+  double norm_type = 0.0;
   Bits seen_parameters;
   std::vector<Tunables> tunables;
   Bits counted_engines;

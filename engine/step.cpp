@@ -1,38 +1,21 @@
 // engine/step.cpp: the joint step. perform_step() is one step of training from top to bottom; what
 // it calls follows in the same order. Every branch is decided by merged messages, so all ranks take
 // the same one.
+#include "engine/step_part.h"
+#include "engine/stopwatch.h"
 #include "engine/world_state.h"
-#include "kernels/superaccumulator.h"
 #include <tandem/error.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <limits>
 
 namespace tandem::engine {
 
 namespace {
 
-using Seconds = std::chrono::duration<double>;
-
 /// Steps after which staging that no pass needed goes back to the system.
 constexpr int kIdleSteps = 8;
-
-class Stopwatch {
- public:
-  /// Seconds since construction or the last lap.
-  double lap() {
-    const auto now = std::chrono::steady_clock::now();
-    const double seconds = Seconds(now - last_).count();
-    last_ = now;
-    return seconds;
-  }
-
- private:
-  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
-};
 
 /// torch.nn.utils.clip_grad_norm_: max_norm / (norm + 1e-6), at most 1.
 double clip_factor(double norm, double clip_norm) {
@@ -41,20 +24,16 @@ double clip_factor(double norm, double clip_norm) {
 
 }  // namespace
 
-struct WorldState::Part {
-  EngineCore* core = nullptr;
-  Bits seen;  // per parameter, on any rank; all false: the engine is left alone
-  bool unseen = true;
-  Averaging averaging;
-  std::int64_t tokens = 0;
-  kernels::Superaccumulator squares;  // raw sums
-};
-
 StepResult WorldState::step(const std::vector<const EngineCore*>& engines,
-                            std::optional<double> clip_norm) {
+                            std::optional<double> clip_norm,
+                            double norm_type) {
   if (clip_norm && !(*clip_norm > 0.0 && std::isfinite(*clip_norm))) {
     throw InvalidArgument("World::step: clip_norm " + std::to_string(*clip_norm) +
                           "; it is finite and > 0, or not given");
+  }
+  if (!(norm_type > 0.0)) {
+    throw InvalidArgument("World::step: norm_type " + std::to_string(norm_type) +
+                          "; it is > 0, or infinity");
   }
   return guarded([&] {
     Lock lock(mutex_);
@@ -84,6 +63,7 @@ StepResult WorldState::step(const std::vector<const EngineCore*>& engines,
       problem = gradient_set_by_hand(say.step_engines);
     }
     say.clip_norm = clip_norm.value_or(0.0);
+    say.norm_type = norm_type;
     say.refused = !problem.empty();
     return perform_step(
         lock, agree(lock, say, say.refused ? refusal(problem) : std::vector<std::string>{}));
@@ -106,9 +86,9 @@ StepResult WorldState::perform_step(Lock& lock, const GateMerged& gate) {
   wait_for_reductions(result.times);
 
   std::vector<Part> parts =
-      gather_parts(gate);           // who was seen by whom, and each engine's denominator
-  joint_norm(lock, parts, result);  // the same bits on all ranks and world sizes
-  trim();                           // now: nothing of ours is under way on a device
+      gather_parts(gate);  // who was seen by whom, and each engine's denominator
+  joint_norm(lock, gate.norm_type, parts, result);  // the same bits on all ranks and world sizes
+  trim();                                           // now: nothing of ours is under way on a device
 
   const bool empty =
       std::all_of(parts.begin(), parts.end(), [](const Part& p) { return p.unseen; });
@@ -232,67 +212,8 @@ WorldState::Averaging WorldState::averaging(const EngineCore& core,
       averaging.denominator = 1.0;
       break;
   }
-  averaging.factor = multiplier / (averaging.denominator * loss_scale_.value_or(1.0));
+  averaging.loss_scale = loss_scale_.value_or(1.0);
   return averaging;
-}
-
-void WorldState::joint_norm(Lock& lock, std::vector<Part>& parts, StepResult& result) {
-  const TraceSpan span(*trace_, "norm", Trace::Row::kUser);
-  Stopwatch watch;
-  for (Part& part : parts) {
-    if (!part.unseen) {
-      part.core->shard->sum_squares(*part.core->lane->step, part.seen);
-    }
-  }
-  double waited = 0.0;               // for reductions
-  for (const auto& lane : lanes_) {  // the one time in a step that the host waits for a device
-    const kernels::Mark done = lane->step->record();
-    await_mark(*lane, done, "the reductions and their norm, on " + lane->where.str());
-    result.times.reduction += lane->take_reductions(done, *trace_);
-    waited += lane->reductions_done.seconds_since(lane->asked);
-  }
-  comm::Message words;
-  for (Part& part : parts) {
-    if (!part.unseen) {
-      part.core->shard->add_sum_to(part.squares);
-    }
-    part.squares.normalize();
-    const auto mine = part.squares.words();
-    words.sums.insert(words.sums.end(), mine.begin(), mine.end());
-  }
-  const comm::Message merged =
-      await_message(lock, control_->post(words), "the other ranks' part of the joint norm");
-
-  double joint = 0.0;
-  bool common = true;
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    Part& part = parts[i];
-    std::copy_n(
-        merged.sums.begin() + static_cast<std::ptrdiff_t>(i * kernels::Superaccumulator::kWords),
-        kernels::Superaccumulator::kWords, part.squares.words().begin());
-    EngineStep engine;
-    engine.name = part.core->name;
-    engine.passes = part.core->window.passes;
-    engine.pairs = part.core->window.pairs;
-    engine.tokens = part.tokens;
-    engine.parameters = std::count(part.seen.begin(), part.seen.end(), true);
-    if (!part.unseen) {
-      engine.denominator = part.averaging.denominator;
-      engine.multiplier = part.averaging.multiplier;
-      engine.finite = part.squares.nonfinite() == 0;
-      engine.norm = engine.finite
-                        ? std::sqrt(part.squares.value()) * std::abs(part.averaging.factor)
-                        : std::numeric_limits<double>::quiet_NaN();
-      joint += engine.norm * engine.norm;
-      common = common && (result.denominator == 0.0 || result.denominator == engine.denominator);
-      result.denominator = engine.denominator;
-    }
-    result.engines.push_back(std::move(engine));
-  }
-  result.norm = std::sqrt(joint);
-  result.denominator = common ? result.denominator : 0.0;
-  result.times.exposed += waited;
-  result.times.norm = std::max(0.0, watch.lap() - waited);
 }
 
 void WorldState::update_and_gather(const GateMerged& gate,
@@ -314,7 +235,7 @@ void WorldState::update_and_gather(const GateMerged& gate,
           core.name.c_str());
     }
     kernels::Stream& stream = *core.lane->step;
-    core.shard->begin_update(stream, part.seen, result.clip_factor * part.averaging.factor);
+    core.shard->begin_update(stream, part.seen, part.averaging.scaled(result.clip_factor));
     for (std::size_t b = 0; b < core.bucket_count(); ++b) {
       const zero::BucketLayout& bucket = core.plan.buckets[b];
       const bool stepped = std::any_of(bucket.placements.begin(), bucket.placements.end(),

@@ -121,7 +121,7 @@ StepResult World::step(const StepOptions& options) {
   for (const EngineBase* engine : options.engines) {
     engines.push_back(&core_of(engine, "World::step"));
   }
-  return state_->step(engines, options.clip_norm);
+  return state_->step(engines, options.clip_norm, options.norm_type);
 }
 
 void World::zero_grad() { state_->zero_grad(nullptr); }

@@ -13,8 +13,8 @@
 // Files: world_state.cpp (life, progress), agreement.cpp (gates, waits), explanations.cpp (errors
 // of a gate in words), touches.cpp (the small collective calls), pass.cpp (hooks to sequencer to
 // launches), arithmetic.cpp (multipliers, token counts, the loss scale), gradient.cpp (one
-// parameter's gradient), step.cpp (the step), module_buffers.cpp, registration.cpp (engines come
-// and go), parameters.cpp (what users did to parameters), reports.cpp.
+// parameter's gradient), step.cpp (the step), joint_norm.cpp, module_buffers.cpp, registration.cpp
+// (engines come and go), parameters.cpp (what users did to parameters), reports.cpp.
 #pragma once
 
 #include "comm/control_plane.h"
@@ -89,7 +89,9 @@ class WorldState : public hooks::PassSink {
   [[nodiscard]] bool finished() const;  // closed or broken
 
   // --- step.cpp ---
-  StepResult step(const std::vector<const EngineCore*>& engines, std::optional<double> clip_norm);
+  StepResult step(const std::vector<const EngineCore*>& engines,
+                  std::optional<double> clip_norm,
+                  double norm_type);
 
   // --- registration.cpp ---
   std::shared_ptr<EngineCore> register_engine(const Named& parameters,
@@ -217,7 +219,12 @@ class WorldState : public hooks::PassSink {
   struct Averaging {
     double denominator = 0.0;  // 0: nothing was seen
     double multiplier = 1.0;
-    double factor = 0.0;  // multiplier / (denominator * loss scale)
+    double loss_scale = 1.0;
+    /// `x` times multiplier / (denominator * loss scale): one quotient, so that whole numbers stay
+    /// whole.
+    [[nodiscard]] double scaled(double x) const {
+      return x * multiplier / (denominator * loss_scale);
+    }
   };
   [[nodiscard]] Averaging averaging(const EngineCore& core,
                                     const GateMerged& gate,
@@ -225,9 +232,14 @@ class WorldState : public hooks::PassSink {
                                     const std::string& call) const;
   void wait_for_reductions(StepTimes& times);
   void trim();
-  void joint_norm(Lock& lock, std::vector<Part>& parts, StepResult& result);
   void update_and_gather(const GateMerged& gate, std::vector<Part>& parts, StepResult& result);
   void hand_parameters_to_torch();
+
+  // joint_norm.cpp
+  void joint_norm(Lock& lock, double p, std::vector<Part>& parts, StepResult& result);
+  static void start_sums(double p, std::vector<Part>& parts);
+  void share_largest(Lock& lock, std::vector<Part>& parts);
+  void share_sums(Lock& lock, std::vector<Part>& parts);
 
   // module_buffers.cpp
   void exchange_buffers(EngineCore& core, const Bits& stepping);

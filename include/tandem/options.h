@@ -112,8 +112,14 @@ struct EngineOptions {
 };
 
 struct StepOptions {
-  /// Largest joint gradient norm over the engines of this step, > 0; nothing: no clipping.
+  /// Largest joint gradient norm over the engines of this step, > 0; nothing: no clipping. Clipping
+  /// multiplies all their gradients by min(1, clip_norm / (norm + 1e-6)).
   std::optional<double> clip_norm = std::nullopt;
+  /// p of that norm, > 0 or infinity: (sum of |x|^p)^(1 / p) over all gradient elements, or the
+  /// largest |x|, as torch.nn.utils.clip_grad_norm_. 2, infinity and p <= 1 read the gradients once
+  /// and take one small message, other p both twice. A norm beyond the largest double (p far below
+  /// 1) skips the step as an infinite gradient does. The same on every rank.
+  double norm_type = 2.0;
   /// Engines that step, the same on every rank; empty: all.
   std::vector<EngineBase*> engines = {};
 };

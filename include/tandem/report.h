@@ -17,7 +17,8 @@ const char* to_string(StepReason reason);
 
 struct EngineStep {
   std::string name;
-  double norm = 0.0;            // of this engine's averaged gradient, before clipping
+  double norm = 0.0;            // of this engine's averaged gradient, before clipping; a p-norm of
+                                // the step's norm_type
   double denominator = 0.0;     // what its gradient sum was divided by; 0 if it was not seen
   double multiplier = 1.0;      // of multiply_gradients() since the last pass
   std::int64_t passes = 0;      // of the window, that it took part in on any rank
@@ -41,7 +42,8 @@ struct StepTimes {
 struct StepResult {
   bool applied = false;
   StepReason reason = StepReason::kEmpty;
-  double norm = 0.0;  // joint, over the engines of the step, after averaging, before clipping
+  double norm = 0.0;  // joint, over the engines of the step, after averaging, before clipping; a
+                      // p-norm of the step's norm_type
   double clip_factor = 1.0;         // what clipping multiplied gradients by, <= 1
   double denominator = 0.0;         // if it was one for all engines seen, else 0; see engines
   double loss_scale = 1.0;          // of this step's window; norms and gradients are without it

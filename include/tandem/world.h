@@ -113,9 +113,9 @@ class World {
   /// the step, updates this rank's shards and gathers parameters, which are safe to use when it
   /// returns. Engines that no pass reached are left alone. Collective; a rank that has run out of
   /// data just calls it, others' passes are then counted as zeros here. The windows of the stepped
-  /// engines are empty afterwards, applied or not. Throws InvalidArgument (clip_norm not > 0, an
-  /// engine of another world or twice; on all ranks: a parameter that some rank cannot train any
-  /// more, see EngineBase).
+  /// engines are empty afterwards, applied or not. Throws InvalidArgument (clip_norm or norm_type
+  /// not > 0, an engine of another world or twice; on all ranks: a parameter that some rank cannot
+  /// train any more, see EngineBase).
   StepResult step(const StepOptions& options = {});
 
   /// Empties the windows of all engines (or of one: Engine::zero_grad) on all ranks. Collective.

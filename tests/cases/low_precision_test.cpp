@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -105,6 +106,40 @@ TEST(Cases, N12_TinyUpdatesOfEveryOptimizerAreNotLost) {
       EXPECT_NEAR(value_of(fp16), value, 0.5 / 2048 + 1e-5);
     }
   });
+}
+
+// bf16 engines were never clipped. By the norm that is reported, for every type of norm; the fp32
+// master moves by lr * clip_norm, and a bf16 number at 1/2 is spaced 2^-9.
+TEST(Cases, N23_Bf16GradientsAreClipped) {
+  for (const double p : {1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
+    on_ranks(patient(), [&](World& world) {
+      auto net = number(world, 1.0, Sgd{.lr = 1.0});
+      pass(net, 8.0);
+      const StepResult result = world.step({.clip_norm = 0.5, .norm_type = p});
+      EXPECT_EQ(result.norm, 8.0);
+      EXPECT_NEAR(result.clip_factor, 0.5 / 8.0, 1e-6);
+      EXPECT_NEAR(value_of(net), 0.5, 1e-6 + 1.0 / 1024);
+    });
+  }
+}
+
+// One bf16 infinity on one rank stayed in Adam's moments. The step is skipped by norms of every
+// type, and the next one is Adam's first: of gradient 1, lr * 1 / (1 + eps).
+TEST(Cases, N23_OneBf16InfinityDoesNotPoisonAdamsState) {
+  for (const double p : {1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
+    on_ranks(patient(), [&](World& world) {
+      auto net = number(world, 1.0, Adam{.lr = 0.25});
+      pass(net, world.rank() == 0 ? std::numeric_limits<double>::infinity() : 1.0);
+      const StepResult skipped = world.step({.clip_norm = 2.0, .norm_type = p});
+      EXPECT_EQ(skipped.reason, StepReason::kNonFinite);
+      EXPECT_EQ(net.step_count("w"), 0);
+      EXPECT_EQ(value_of(net), 1.0);
+      pass(net, 1.0);
+      EXPECT_TRUE(world.step({.clip_norm = 2.0, .norm_type = p}).applied);
+      EXPECT_EQ(net.step_count("w"), 1);
+      EXPECT_EQ(value_of(net), 0.75);  // 0.25 (1 - 1e-8) is rounded
+    });
+  }
 }
 
 // Denormal policy: they are kept, on the wire and in sums and updates, whatever the thread that

@@ -189,7 +189,7 @@ class TorchOracle : public Oracle {
       }
     }
     if (scenario_.clip_norm) {
-      torch::nn::utils::clip_grad_norm_(masters_, *scenario_.clip_norm);
+      torch::nn::utils::clip_grad_norm_(masters_, *scenario_.clip_norm, scenario_.norm_type);
     }
     for (std::size_t i = 0; i < masters_.size(); ++i) {
       steppers_[i]->param_groups()[0].options().set_lr(rate_of(settings(i)) *
@@ -344,14 +344,14 @@ WindowGradients Oracle::gradients(int index) {
 void Oracle::step(int index, double reported_clip_factor) {
   const WindowGradients window = gradients(index);
   denominators_ = window.denominators;
-  double squares = 0.0;
+  std::vector<at::Tensor> gradient = {torch::zeros({1}, at::kDouble)};  // a norm of something
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (window.sums[i].defined()) {
       const double denominator = window.denominators[owner_[i]];
-      squares += (window.sums[i].to(at::kDouble) / denominator).square().sum().item<double>();
+      gradient.push_back((window.sums[i].to(at::kDouble) / denominator).reshape({-1}));
     }
   }
-  norm_ = std::sqrt(squares);
+  norm_ = torch::norm(torch::cat(gradient), scenario_.norm_type).item<double>();
   if (!std::isfinite(norm_)) {
     norm_ = std::numeric_limits<double>::quiet_NaN();
     return;

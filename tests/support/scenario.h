@@ -50,6 +50,7 @@ struct Scenario {
   int steps = 20;
   Average average = Average::kRanks;
   std::optional<double> clip_norm = std::nullopt;
+  double norm_type = 2.0;
   BackwardCall call = BackwardCall::kPlain;
   /// One for each net; `name` and the rest as for the engine.
   std::vector<EngineOptions> engines;

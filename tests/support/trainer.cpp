@@ -79,7 +79,7 @@ StepResult Trainer::step(int index) {
     last_schedule_ = schedule;
   }
   passes(index);
-  return world_.step({.clip_norm = scenario_.clip_norm});
+  return world_.step({.clip_norm = scenario_.clip_norm, .norm_type = scenario_.norm_type});
 }
 
 void Trainer::run() {

@@ -3,6 +3,7 @@
 #include <tandem/engine.h>
 
 #include <cmath>
+#include <type_traits>
 #include <utility>
 
 namespace tandem {
@@ -33,12 +34,26 @@ std::int32_t index_of(const engine::EngineCore& core, const std::string& paramet
   throw InvalidArgument("engine '" + core.name + "' owns no parameter '" + parameter + "'");
 }
 
-/// Under the world's lock; errors name the engine.
+/// Under the world's lock; errors name the engine. What was set through the engine's
+/// torch::optim::Optimizer is there before, and what `use` sets is there afterwards; what cannot be
+/// adopted is the next step's to refuse.
 template <class Use>
 auto with_groups(const engine::EngineState& state, Use&& use) {
   return state.world->locked([&] {
+    const auto exchange = [&] {
+      if (state.core->adopt_settings) {
+        state.core->adopt_settings();
+      }
+    };
     try {
-      return use(state.core->shard->groups());
+      zero::ParameterGroups& groups = state.core->shard->groups();
+      exchange();
+      if constexpr (std::is_void_v<decltype(use(groups))>) {
+        use(groups);
+        exchange();
+      } else {
+        return use(groups);
+      }
     } catch (const InvalidArgument& error) {
       throw InvalidArgument("engine '" + state.core->name + "': " + error.what());
     }
@@ -193,6 +208,13 @@ bool EngineBase::has_own_learning_rate(const std::string& group) const {
   return with_groups(*state_, [&](zero::ParameterGroups& groups) {
     return groups.owns_learning_rate(groups.find(group));
   });
+}
+
+EngineOptimizer& EngineBase::optimizer() {
+  if (!optimizer_) {
+    optimizer_.reset(new EngineOptimizer(*state_));  // its constructor is the engine's alone
+  }
+  return *optimizer_;
 }
 
 std::int64_t EngineBase::step_count(const std::string& parameter) const {

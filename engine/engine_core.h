@@ -99,9 +99,10 @@ struct EngineCore {
 
   kernels::Mark used;  // by LibTorch's stream, when the engine went
 
-  /// Reads settings that are kept elsewhere (engine/optimizer_adapter) before a step; under the
-  /// world's lock. May be empty.
-  std::function<void()> adopt_settings;
+  /// Exchanges learning rates and weight decay with those that code holding the engine's
+  /// torch::optim::Optimizer sees (engine/engine_optimizer.cpp), under the world's lock. Returns
+  /// what cannot be adopted, empty if nothing. Empty without such an optimizer.
+  std::function<std::string()> adopt_settings;
 
   Window window;
   bool armed = false;    // forward with gradients since it last took part or was stepped

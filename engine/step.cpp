@@ -39,8 +39,11 @@ StepResult WorldState::step(const std::vector<const EngineCore*>& engines,
     Lock lock(mutex_);
     const TraceSpan span(*trace_, "step", Trace::Row::kUser, {.update = updates_ + 1});
     resolve(lock);
-    adopt_settings();
+    const std::string settings = adopt_settings();
     std::string problem = settle_parameters();
+    if (problem.empty()) {
+      problem = settings;
+    }
     if (problem.empty()) {
       problem = read_tokens();
     }
@@ -70,13 +73,17 @@ StepResult WorldState::step(const std::vector<const EngineCore*>& engines,
   });
 }
 
-/// Learning rates that code holding an engine's torch::optim::Optimizer has set.
-void WorldState::adopt_settings() {
+/// Learning rates that code holding an engine's torch::optim::Optimizer has set. Returns the first
+/// setting that cannot be adopted.
+std::string WorldState::adopt_settings() {
+  std::string problem;
   for (const auto& core : cores_) {
     if (!core->retired() && core->adopt_settings) {
-      core->adopt_settings();
+      const std::string one = core->adopt_settings();
+      problem = problem.empty() ? one : problem;
     }
   }
+  return problem;
 }
 
 StepResult WorldState::perform_step(Lock& lock, const GateMerged& gate) {

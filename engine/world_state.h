@@ -211,7 +211,7 @@ class WorldState : public hooks::PassSink {
   void warn_of_an_endless_window();
 
   // step.cpp
-  void adopt_settings();
+  std::string adopt_settings();
   StepResult perform_step(Lock& lock, const GateMerged& gate);
   struct Part;  // one engine's part of a step
   std::vector<Part> gather_parts(const GateMerged& gate) const;

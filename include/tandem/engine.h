@@ -1,6 +1,7 @@
 // tandem/engine.h: one model whose gradients and optimizer states are spread over the ranks.
 #pragma once
 
+#include <tandem/engine_optimizer.h>
 #include <tandem/options.h>
 #include <tandem/outputs.h>
 #include <tandem/world.h>
@@ -107,6 +108,10 @@ class EngineBase {
   /// False while the group follows the engine's.
   [[nodiscard]] bool has_own_learning_rate(const std::string& group) const;
 
+  /// The engine as a torch::optim::Optimizer: for LibTorch's schedulers, and for code that holds an
+  /// optimizer. One object, the engine's; see EngineOptimizer. Not collective.
+  [[nodiscard]] EngineOptimizer& optimizer();
+
   /// Updates a parameter has seen, by its name in the module. Throws InvalidArgument for an unknown
   /// name.
   [[nodiscard]] std::int64_t step_count(const std::string& parameter) const;
@@ -141,6 +146,7 @@ class EngineBase {
  private:
   friend class World;
   std::shared_ptr<engine::EngineState> state_;
+  std::unique_ptr<EngineOptimizer> optimizer_;  // none until it is asked for
 };
 
 namespace detail {

@@ -3,6 +3,7 @@
 
 #include <tandem/accumulation.h>
 #include <tandem/engine.h>
+#include <tandem/engine_optimizer.h>
 #include <tandem/error.h>
 #include <tandem/optimizer.h>
 #include <tandem/options.h>

@@ -242,8 +242,9 @@ void WorldState::join_pass(Lock& lock,
   if (!error) {
     multiply_windows(gate.backward_multipliers.of_engine);
     for (const auto& core : cores_) {
-      core->window.multipliers.joined(
-          gate.backward_multipliers.of_engine[static_cast<std::size_t>(core->index)]);
+      const auto index = static_cast<std::size_t>(core->index);
+      core->window.multipliers.joined(gate.backward_multipliers.of_engine[index],
+                                      gate.multiplications[index]);
     }
     if (gate.loss_scale != 0.0) {
       set_loss_scale(gate.loss_scale);

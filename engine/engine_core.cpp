@@ -9,14 +9,18 @@
 #define XXH_INLINE_ALL  // header only: nothing to link
 #include <xxhash.h>
 
+#include <functional>
+#include <numeric>
 #include <sstream>
 #include <utility>
 
 namespace tandem::engine {
 
 void Multipliers::add(double factor) {
-  calls_.push_back(factor);
-  settle();
+  if (factor != 1.0) {
+    calls_.push_back(factor);
+    settle();
+  }
 }
 
 double Multipliers::product() const {
@@ -27,9 +31,9 @@ double Multipliers::product() const {
   return product;
 }
 
-void Multipliers::joined(double product) {
-  if (product != 1.0) {
-    owed_.push_back(product);
+void Multipliers::joined(double product, std::int64_t calls) {
+  if (calls > 0) {
+    owed_.push_back({product, calls});
     settle();
   }
 }
@@ -40,15 +44,16 @@ void Multipliers::clear() {
 }
 
 // The sayers multiplied their calls from the first on, so the same calls give the same bits here.
+// Other factors stay, and are found out at the next gate that this rank says something at.
 void Multipliers::settle() {
-  double product = 1.0;
-  for (std::size_t i = 0; i < calls_.size() && !owed_.empty(); ++i) {
-    product *= calls_[i];
-    if (product == owed_.front()) {
-      calls_.erase(calls_.begin(), calls_.begin() + static_cast<std::ptrdiff_t>(i) + 1);
-      owed_.erase(owed_.begin());
-      return settle();
+  while (!owed_.empty() && calls() >= owed_.front().calls) {
+    const auto end = calls_.begin() + static_cast<std::ptrdiff_t>(owed_.front().calls);
+    const double own = std::accumulate(calls_.begin(), end, 1.0, std::multiplies<>());
+    if (own != owed_.front().product) {
+      return;
     }
+    calls_.erase(calls_.begin(), end);
+    owed_.erase(owed_.begin());
   }
 }
 

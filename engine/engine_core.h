@@ -37,14 +37,20 @@ class Multipliers {
   [[nodiscard]] double product() const;
   /// All of them were said at a gate that proceeds.
   void said() { calls_.clear(); }
-  /// Others said `product` at a gate that this rank joined.
-  void joined(double product);
+  /// How many they are.
+  [[nodiscard]] std::int64_t calls() const { return static_cast<std::int64_t>(calls_.size()); }
+  /// Others said `product`, of so many calls, at a gate that this rank joined.
+  void joined(double product, std::int64_t calls);
   void clear();
 
  private:
   void settle();
+  struct Owed {
+    double product;
+    std::int64_t calls;
+  };
   std::vector<double> calls_;
-  std::vector<double> owed_;  // joined before this rank's own calls
+  std::vector<Owed> owed_;  // joined before this rank's own calls
 };
 
 /// Tokens counted as tensors, which nobody has read: sums on their devices.

@@ -137,6 +137,11 @@ comm::Message encode(const GateSay& say, const Shape& shape, int rank) {
       agree_on(message, says, std::bit_cast<std::uint64_t>(multiplier));
     }
   }
+  for (int e = 0; e < shape.engines; ++e) {
+    const std::int64_t calls =
+        say.multiplications.empty() ? 0 : say.multiplications[static_cast<std::size_t>(e)];
+    agree_on(message, backward, static_cast<std::uint64_t>(calls));
+  }
   agree_on(message, step, hash_of(say.step_engines));
   agree_on(message, step, std::bit_cast<std::uint64_t>(say.clip_norm));
   agree_on(message, step, std::bit_cast<std::uint64_t>(say.norm_type));
@@ -210,6 +215,11 @@ GateMerged decode_gate(const comm::Message& message, const Shape& shape) {
   read_multipliers(backward, gate.backward_multipliers, nullptr);
   read_multipliers(step, gate.step_multipliers, &gate.step_engines);
   read_multipliers(gradient, gate.gradient_multipliers, nullptr);
+  for (int e = 0; e < shape.engines; ++e) {
+    const auto calls =
+        static_cast<std::int64_t>(agreed.read(backward, gate.backward_multipliers.equal));
+    gate.multiplications.push_back(backward ? calls : 0);
+  }
   agreed.read(step, gate.step_equal);
   gate.clip_norm = std::bit_cast<double>(agreed.read(step, gate.step_equal));
   gate.norm_type = std::bit_cast<double>(agreed.read(step, gate.step_equal));

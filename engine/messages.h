@@ -72,7 +72,8 @@ struct GateSay {
   double loss_scale = 0.0;  // 0: losses are not scaled
 
   // backward, step and gradient: by what the windows are multiplied before it
-  std::vector<double> multipliers;  // per engine; none: 1
+  std::vector<double> multipliers;            // per engine; none: 1
+  std::vector<std::int64_t> multiplications;  // per engine: calls that made it; none: 0
 
   // step
   Bits step_engines;
@@ -120,7 +121,8 @@ struct GateMerged {
     bool equal = true;
   };
   Multipliers backward_multipliers;
-  Multipliers step_multipliers;  // equal: of the engines that are stepped
+  std::vector<std::int64_t> multiplications;  // per engine, of those
+  Multipliers step_multipliers;               // equal: of the engines that are stepped
   Multipliers gradient_multipliers;
 
   Bits step_engines;

@@ -101,6 +101,7 @@ void WorldState::opened() {
     say.multipliers = multipliers();
     multiply_windows(say.multipliers);  // before this pass adds to them
     for (const auto& core : cores_) {
+      say.multiplications.push_back(core->window.multipliers.calls());
       core->window.multipliers.said();
     }
     begin_scaling(say);

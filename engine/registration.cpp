@@ -295,6 +295,7 @@ std::shared_ptr<EngineCore> WorldState::register_engine(const Named& parameters,
     largest.tunables.resize(static_cast<std::size_t>(sequencer_.shape().groups));
     largest.tokens.resize(cores_.size());
     largest.multipliers.resize(cores_.size());
+    largest.multiplications.resize(cores_.size());
     const comm::Message message = encode(largest, sequencer_.shape(), group_.rank);
     const std::size_t close_words = static_cast<std::size_t>(sequencer_.shape().buckets);
     const std::size_t norm_words = cores_.size() * kernels::Superaccumulator::kWords;

@@ -14,7 +14,8 @@ import re
 import sys
 import tempfile
 
-PAGES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/agreement.md", "docs/design.md"]
+PAGES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/agreement.md", "docs/averaging.md",
+         "docs/design.md"]
 BLOCK = re.compile(r"^<!-- from (\S+) -->\n```\w*\n(.*?)^```$", re.M | re.S)
 TABLE = re.compile(r"^<!-- rows of (\S+) -->\n(?:\|[^\n]*\n){2}((?:\|[^\n]*\n)+)", re.M)
 ROW = re.compile(r'^\s*\{"([^"]+)", ', re.M)

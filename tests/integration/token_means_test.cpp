@@ -214,6 +214,64 @@ TEST(TokenMeans, WeightsAreRefusedWhereTheyCannotBeMeant) {
 
 // --- up front ---
 
+// Powers of two: the scale rounds nothing, not even in fp16, where 60 * 256 is exact.
+TEST(TokenMeans, AreTheSameUnderALossScale) {
+  WorldOptions options = by_tokens();
+  options.loss_scaling.initial = 256.0;
+  for (const bool weighted : {false, true}) {
+    on_all_sizes(options, [&](World& world) {
+      Engine net(world, std::make_shared<Scale>(1, 0.0, at::kHalf),
+                 {.name = "net", .optimizer = Sgd{.lr = 1.0}});
+      for (const Piece& piece : pieces_of(world)) {
+        const at::Tensor mean =
+            net.forward(torch::full({1}, piece.gradient, torch::kFloat32)).sum();
+        if (weighted) {
+          world.backward(world.scale(mean), {.weight = piece.tokens});
+        } else {
+          world.scale(mean * piece.tokens).backward();
+          world.count_tokens(piece.tokens);
+        }
+      }
+      const StepResult result = world.step();
+      EXPECT_EQ(result.loss_scale, 256.0);
+      EXPECT_EQ(result.denominator, kTokens);
+      EXPECT_EQ(result.norm, kMean);
+      expect_mean(-net->w.item<double>(), bound_of(at::kHalf));
+    });
+  }
+}
+
+// No round, no byte and no reduction more than without any of it.
+TEST(TokenMeans, CostNothingOnTheWire) {
+  on_ranks(patient(), [](World& world) {
+    auto net = number(world, "net");
+    const auto costs = [&](bool arithmetic) {
+      world.set_average(arithmetic ? Average::kTokens : Average::kNone);
+      const WireReport before = world.wire_report();
+      for (int pass = 0; pass < 2; ++pass) {
+        const at::Tensor loss = gradient_of(net, 3);
+        (arithmetic ? world.scale(loss) : loss).backward();
+        if (arithmetic) {
+          world.count_tokens(torch::tensor(2));
+          world.multiply_gradients(0.5);
+        }
+      }
+      EXPECT_TRUE(world.step().applied);
+      const WireReport after = world.wire_report();
+      return std::vector<std::int64_t>{
+          after.control_rounds - before.control_rounds, after.control_bytes - before.control_bytes,
+          after.launches - before.launches, after.reduce_bytes - before.reduce_bytes,
+          after.gather_bytes - before.gather_bytes};
+    };
+    static_cast<void>(costs(false));  // the first pass also settles the order of buckets
+    const auto plain = costs(false);
+    EXPECT_EQ(costs(true), plain);
+    EXPECT_EQ(plain[0], 6);  // a gate and a close for each pass, the step's gate and its norm
+    // Pass, half, pass, half: (3 / 4 + 3 / 2) / 4 on each rank, behind 6 of each plain step.
+    EXPECT_EQ(value_of(net), -12.0F * static_cast<float>(world.size()) - 0.5625F);
+  });
+}
+
 // Two terms with denominators of their own reach one engine: sum the counts, divide each term, and
 // let the step divide by nothing. The second term has rank + 1 tokens of gradient 2: mean 2.
 TEST(TokenMeans, SummedUpFrontForTermsWithDifferentDenominators) {

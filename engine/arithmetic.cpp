@@ -177,7 +177,9 @@ at::Tensor WorldState::scale(const at::Tensor& loss) {
 }
 
 double WorldState::loss_scale() const {
-  return locked([&] { return loss_scale_.value_or(1.0); });
+  return locked([&] {  // before its first pass, too, a scaled loss is what it is
+    return loss_scale_.value_or(scale_called_ ? options_.loss_scaling.initial : 1.0);
+  });
 }
 
 /// Windows that are open were accumulated under the old scale.

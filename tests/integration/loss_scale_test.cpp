@@ -39,6 +39,7 @@ TEST(LossScale, IsUndoneByTheStep) {
     const at::Tensor loss = gradient_of(net, world.rank() == 0 ? 3.0 : 0.0);
     const at::Tensor scaled = world.scale(loss);
     EXPECT_EQ(scaled.item<float>(), 65536.0F * loss.item<float>());
+    EXPECT_EQ(world.loss_scale(), 65536.0);  // already
     scaled.backward();
     EXPECT_EQ(net.gradient("w").item<float>(), 3.0F);
     const StepResult result = world.step({.clip_norm = 6.0});

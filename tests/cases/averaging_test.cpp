@@ -201,8 +201,8 @@ TEST(Cases, T3_ThirtyTwoMicroBatchesAreAsABatchOfThirtyTwo) {
   });
 }
 
-// The divisor counted labels that are in no sum: those before the shift by one, one too many for
-// each sequence, and masked prompts. Counted is what the loss adds up.
+// A wrong divisor that this kind of loss invites: labels that are in no sum, those before the shift
+// by one (one too many for each sequence) and masked prompts. Counted is what the loss adds up.
 TEST(Cases, T4_OnlySupervisedTokensAreCounted) {
   const std::vector<Batch> all = {masked(sequence(9), 5), masked(sequence(4), 1), sequence(12),
                                   masked(sequence(30), 25)};
@@ -218,9 +218,9 @@ TEST(Cases, T4_OnlySupervisedTokensAreCounted) {
   });
 }
 
-// A factor of the number of ranks, put in where counts are joint and taken out where losses are
-// averaged, was in one of the two only; and a short last window was divided by a full one's tokens.
-// The same micro-batches on any number of ranks, in windows of four and a last one of two.
+// Two more: a factor of the number of ranks, where counts are joint and losses are averaged again,
+// and a short last window divided as a full one. The same micro-batches on any number of ranks, in
+// a window of four and a last one of two.
 TEST(Cases, T5_NoFactorOfRanksNorOfAFullWindow) {
   const std::vector<Batch> tail = {sequence(5), sequence(21)};
   at::Tensor expected = start();

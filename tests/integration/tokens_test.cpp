@@ -1,5 +1,6 @@
 // tests/integration/tokens_test.cpp: how tokens are counted: by what, for which engines and
 // windows, none at all, and what is refused.
+#include "tests/support/nodes.h"
 #include "tests/support/token_fixture.h"
 
 #include <torch/types.h>
@@ -9,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <stdexcept>
 #include <string>
 
 namespace tandem::testing {
@@ -81,6 +83,64 @@ TEST(Tokens, CountsEndWithTheWindow) {
       EXPECT_EQ(value_of(net), -3.0F * static_cast<float>(update));
     }
   });
+}
+
+// The retry counts again. What the failing call itself would have counted is not counted either.
+TEST(Tokens, CountsOfAFailedWindowAreDropped) {
+  on_ranks(by_tokens(), [](World& world) {
+    auto first = number(world, "first", 1.0);
+    auto second = number(world, "second", 1.0);
+    (gradient_of(first, 6) + gradient_of(second, 6)).backward();
+    world.count_tokens(1000);
+    const std::function<void()> fail = [&] {
+      if (world.rank() == 0) {
+        throw std::runtime_error("on purpose");
+      }
+    };
+    // The second's gradient has arrived when the first's fails.
+    const at::Tensor loss =
+        second.forward(intercepted(first.forward(torch::ones({1})), fail)).sum();
+    EXPECT_THROW(world.backward(loss, {.weight = 500}), std::runtime_error);
+    EXPECT_EQ(world.window(), 0);
+    (gradient_of(first, 6) + gradient_of(second, 6)).backward();
+    world.count_tokens(2);
+    EXPECT_EQ(world.step().denominator, 2.0 * world.size());
+    EXPECT_EQ(value_of(first), -2.0F);
+    EXPECT_EQ(value_of(second), -2.0F);
+  });
+}
+
+// Behind a plain backward() the other ranks count before they learn of the failure: what they
+// counted went with that pass, and the retry counts it again.
+TEST(Tokens, CountsBehindAPassThatFailedElsewhereAreDropped) {
+  for (const bool as_tensor : {false, true}) {
+    on_ranks(
+        by_tokens(),
+        [&](World& world) {
+          auto first = number(world, "first", 1.0);
+          auto second = number(world, "second", 1.0);
+          const std::function<void()> fail = [&] {
+            if (world.rank() == 0) {
+              throw std::runtime_error("on purpose");
+            }
+          };
+          const at::Tensor loss =
+              second.forward(intercepted(first.forward(torch::ones({1})), fail)).sum();
+          if (world.rank() == 0) {
+            EXPECT_THROW(loss.backward(), std::runtime_error);
+          } else {
+            loss.backward();
+            world.count_tokens(as_tensor ? TokenCount(torch::tensor(1000)) : TokenCount(1000));
+            EXPECT_THROW(world.step(), BackwardFailed);
+          }
+          (gradient_of(first, 6) + gradient_of(second, 6)).backward();
+          world.count_tokens(2);
+          EXPECT_EQ(world.step().denominator, 2.0 * world.size());
+          EXPECT_EQ(value_of(first), -2.0F);
+          EXPECT_EQ(value_of(second), -2.0F);
+        },
+        2);
+  }
 }
 
 TEST(Tokens, BadCountsAreRefusedAtOnceAndCountNothing) {

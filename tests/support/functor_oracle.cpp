@@ -30,7 +30,8 @@ class FunctorOracle : public Oracle {
         continue;
       }
       const std::int64_t count = ++counts_[i];
-      const double factor = reported_clip_factor / window.denominators[owner_[i]];
+      const double factor =
+          reported_clip_factor * window.multipliers[owner_[i]] / window.denominators[owner_[i]];
       Optimizer scheduled = settings(i);
       std::visit([&](auto& o) { o.lr *= rate_factor(index, i); }, scheduled);
       const at::Tensor sums = window.sums[i].contiguous();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "tests/support/models.h"
+#include "tests/support/thread_world.h"
 #include <tandem/error.h>
 #include <tandem/tandem.h>
 
@@ -9,8 +10,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 namespace tandem::testing {
@@ -18,8 +21,10 @@ namespace tandem::testing {
 using ScaleEngine = Engine<std::shared_ptr<Scale>>;
 
 /// One number "w" under SGD with learning rate 1: after a step it has moved by minus its gradient.
-inline ScaleEngine number(World& world, const char* name, double value = 0.0) {
-  return {world, std::make_shared<Scale>(1, value), {.name = name, .optimizer = Sgd{.lr = 1.0}}};
+inline ScaleEngine number(World& world, const char* name, double value = 0.0, int stage = 2) {
+  return {world,
+          std::make_shared<Scale>(1, value),
+          {.name = name, .optimizer = Sgd{.lr = 1.0}, .stage = stage}};
 }
 
 inline at::Tensor gradient_of(ScaleEngine& engine, double gradient) {
@@ -37,6 +42,34 @@ inline std::string refusal(const std::function<void()>& call) {
   }
   return "";
 }
+
+/// What `call` threw as a Mismatch; empty if nothing.
+inline std::string mismatch(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Mismatch& error) {
+    return error.what();
+  }
+  return "";
+}
+
+/// Options whose gradients are sums over ranks, divided by nothing: whole numbers stay whole.
+inline WorldOptions summed() {
+  WorldOptions options = patient();
+  options.average = Average::kNone;
+  return options;
+}
+
+/// A pass of `gradient` * 2^rank; with summed() that is `gradient` * ranks_sum() altogether.
+inline void rank_pass(World& world, ScaleEngine& net, double gradient, bool hold = false) {
+  std::optional<Scope> scope;
+  if (hold) {
+    scope.emplace(world.hold());
+  }
+  gradient_of(net, std::ldexp(gradient, world.rank())).backward();
+}
+
+inline float ranks_sum(const World& world) { return std::ldexp(1.0F, world.size()) - 1.0F; }
 
 /// One step of plain SGD with learning rate 1.
 inline void sgd_step(World& world, ScaleEngine& net, double gradient) {

@@ -2,12 +2,9 @@
 // torch::optim.
 #include "tests/support/oracle.h"
 
+#include "tests/support/torch_optimizer.h"
+
 #include <torch/nn/utils/clip_grad.h>
-#include <torch/optim/adagrad.h>
-#include <torch/optim/adam.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/rmsprop.h>
-#include <torch/optim/sgd.h>
 #include <torch/types.h>
 
 #include <cmath>
@@ -33,89 +30,6 @@ void clear_gradients(const std::vector<at::Tensor>& parameters) {
   for (const at::Tensor& parameter : parameters) {
     parameter.mutable_grad().reset();
   }
-}
-
-// torch::optim over one parameter: its update depends on nothing else.
-
-std::unique_ptr<torch::optim::Optimizer> stepper_of(at::Tensor master, const AdamW& o) {
-  return std::make_unique<torch::optim::AdamW>(std::vector{std::move(master)},
-                                               torch::optim::AdamWOptions(o.lr)
-                                                   .betas({o.beta1, o.beta2})
-                                                   .eps(o.eps)
-                                                   .weight_decay(o.weight_decay)
-                                                   .amsgrad(o.amsgrad));
-}
-
-std::unique_ptr<torch::optim::Optimizer> stepper_of(at::Tensor master, const Adam& o) {
-  return std::make_unique<torch::optim::Adam>(std::vector{std::move(master)},
-                                              torch::optim::AdamOptions(o.lr)
-                                                  .betas({o.beta1, o.beta2})
-                                                  .eps(o.eps)
-                                                  .weight_decay(o.weight_decay)
-                                                  .amsgrad(o.amsgrad));
-}
-
-std::unique_ptr<torch::optim::Optimizer> stepper_of(at::Tensor master, const Sgd& o) {
-  return std::make_unique<torch::optim::SGD>(std::vector{std::move(master)},
-                                             torch::optim::SGDOptions(o.lr)
-                                                 .momentum(o.momentum)
-                                                 .dampening(o.dampening)
-                                                 .weight_decay(o.weight_decay)
-                                                 .nesterov(o.nesterov));
-}
-
-std::unique_ptr<torch::optim::Optimizer> stepper_of(at::Tensor master, const RmsProp& o) {
-  return std::make_unique<torch::optim::RMSprop>(std::vector{std::move(master)},
-                                                 torch::optim::RMSpropOptions(o.lr)
-                                                     .alpha(o.alpha)
-                                                     .eps(o.eps)
-                                                     .weight_decay(o.weight_decay)
-                                                     .momentum(o.momentum)
-                                                     .centered(o.centered));
-}
-
-std::unique_ptr<torch::optim::Optimizer> stepper_of(at::Tensor master, const Adagrad& o) {
-  return std::make_unique<torch::optim::Adagrad>(
-      std::vector{std::move(master)}, torch::optim::AdagradOptions(o.lr)
-                                          .lr_decay(o.lr_decay)
-                                          .weight_decay(o.weight_decay)
-                                          .initial_accumulator_value(o.initial_accumulator_value)
-                                          .eps(o.eps));
-}
-
-/// Chen et al., 2023, algorithm 2, line by line.
-class LionStepper : public torch::optim::Optimizer {
- public:
-  LionStepper(at::Tensor master, const Lion& lion)
-      : torch::optim::Optimizer(
-            {torch::optim::OptimizerParamGroup({std::move(master)})},
-            std::make_unique<torch::optim::SGDOptions>(lion.lr)),  // only its learning rate is used
-        lion_(lion) {}
-
-  at::Tensor step(LossClosure /*closure*/ = nullptr) override {
-    const at::NoGradGuard no_grad;
-    torch::optim::OptimizerParamGroup& group = param_groups()[0];
-    at::Tensor theta = group.params()[0];
-    const at::Tensor gradient = theta.grad();
-    if (!gradient.defined()) {
-      return {};
-    }
-    if (!momentum_.defined()) {
-      momentum_ = torch::zeros_like(theta);
-    }
-    const at::Tensor c = lion_.beta1 * momentum_ + (1.0 - lion_.beta1) * gradient;
-    theta.sub_(group.options().get_lr() * (torch::sign(c) + lion_.weight_decay * theta));
-    momentum_ = lion_.beta2 * momentum_ + (1.0 - lion_.beta2) * gradient;
-    return {};
-  }
-
- private:
-  Lion lion_;
-  at::Tensor momentum_;
-};
-
-std::unique_ptr<torch::optim::Optimizer> stepper_of(at::Tensor master, const Lion& o) {
-  return std::make_unique<LionStepper>(std::move(master), o);
 }
 
 double rate_of(const Optimizer& settings) {
@@ -175,8 +89,7 @@ class TorchOracle : public Oracle {
  public:
   TorchOracle(const Scenario& scenario, int world_size) : Oracle(scenario, world_size) {
     for (std::size_t i = 0; i < masters_.size(); ++i) {
-      steppers_.push_back(
-          std::visit([&](const auto& o) { return stepper_of(masters_[i], o); }, settings(i)));
+      steppers_.push_back(torch_optimizer_of(masters_[i], settings(i)));
     }
   }
 
@@ -185,7 +98,8 @@ class TorchOracle : public Oracle {
     clear_gradients(masters_);
     for (std::size_t i = 0; i < masters_.size(); ++i) {
       if (window.sums[i].defined()) {
-        masters_[i].mutable_grad() = window.sums[i] / window.denominators[owner_[i]];
+        masters_[i].mutable_grad() =
+            window.sums[i] * window.multipliers[owner_[i]] / window.denominators[owner_[i]];
       }
     }
     if (scenario_.clip_norm) {
@@ -208,15 +122,24 @@ class WholeOracle : public TorchOracle {
 
  protected:
   WindowGradients gradients(int index) override {
-    // The split run only says what the sum is divided by; its sums are replaced.
+    // The split run only says what the sum is divided by; its sums are replaced. What multiplies
+    // gradients multiplies losses here.
     WindowGradients window = Oracle::gradients(index);
+    window.multipliers.assign(nets_.size(), 1.0);
+    const int most = scenario_.most_passes(index, world_size_);
+    const double scale = scenario_.loss_scale.value_or(1.0);
     at::Tensor total;
     for (int rank = 0; rank < world_size_; ++rank) {
       for (int pass = 0; pass < scenario_.passes(index, rank, world_size_); ++pass) {
         const Place place{index, pass, rank, world_size_};
         scenario_.prepare(nets_, place);
+        double weight = scale;
+        for (int later = pass; later < most; ++later) {
+          weight *= scenario_.multiply({index, later, rank, world_size_}, 0);
+        }
         for (const at::Tensor& loss : scenario_.losses(nets_, place)) {
-          total = total.defined() ? total + loss.to(at::kFloat) : loss.to(at::kFloat);
+          const at::Tensor weighted = loss.to(at::kFloat) * weight;
+          total = total.defined() ? total + weighted : weighted;
         }
       }
     }
@@ -226,7 +149,8 @@ class WholeOracle : public TorchOracle {
     }
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       const at::Tensor gradient = parameters_[i].grad();
-      window.sums[i] = gradient.defined() ? gradient.detach().cpu().to(at::kFloat) : at::Tensor();
+      window.sums[i] =
+          gradient.defined() ? gradient.detach().cpu().to(at::kFloat) / scale : at::Tensor();
     }
     clear_gradients(parameters_);
     return window;
@@ -266,6 +190,8 @@ double Oracle::rate_factor(int index, std::size_t parameter) const {
 WindowGradients Oracle::gradients(int index) {
   // gradient[micro-batch of a rank and loss = pass][rank][parameter]
   std::vector<std::vector<std::vector<at::Tensor>>> gradient;
+  std::vector<int> micro_batch_of;  // [micro-batch of a rank and loss]
+  const double scale = scenario_.loss_scale.value_or(1.0);
   std::int64_t tokens = 0;
   for (int rank = 0; rank < world_size_; ++rank) {
     std::size_t number = 0;
@@ -276,9 +202,10 @@ WindowGradients Oracle::gradients(int index) {
       const std::vector<at::Tensor> losses = scenario_.losses(nets_, place);
       for (std::size_t i = 0; i < losses.size(); ++i, ++number) {
         clear_gradients(parameters_);
-        losses[i].backward({}, /*retain_graph=*/i + 1 < losses.size());
+        (losses[i] * scale).backward({}, /*retain_graph=*/i + 1 < losses.size());
         if (gradient.size() <= number) {
           gradient.resize(number + 1);
+          micro_batch_of.push_back(pass);
         }
         gradient[number].resize(static_cast<std::size_t>(world_size_));
         for (const at::Tensor& parameter : parameters_) {
@@ -293,7 +220,14 @@ WindowGradients Oracle::gradients(int index) {
   window.sums.resize(parameters_.size());
   std::vector<double> passes_of(nets_.size(), 0.0);
   std::vector<double> pairs_of(nets_.size(), 0.0);
-  for (auto& pass : gradient) {
+  window.multipliers.assign(nets_.size(), 1.0);
+  for (std::size_t number = 0; number < gradient.size(); ++number) {
+    const auto& pass = gradient[number];
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {  // said before this pass
+      if (window.sums[i].defined()) {
+        window.sums[i] *= window.multipliers[owner_[i]];
+      }
+    }
     std::vector<bool> took_part(nets_.size(), false);
     double ranks = 0.0;
     for (const auto& of_rank : pass) {
@@ -310,12 +244,16 @@ WindowGradients Oracle::gradients(int index) {
           window.sums[i] = torch::zeros(parameters_[i].sizes(), at::kFloat);
         }
         const Wire wire = scenario_.engines[static_cast<std::size_t>(owner_[i])].wire;
-        window.sums[i] += on_the_wire(of_rank[i].detach().cpu(), wire).to(at::kFloat);
+        window.sums[i] += on_the_wire(of_rank[i].detach().cpu(), wire).to(at::kFloat) / scale;
       }
     }
     for (std::size_t net = 0; net < nets_.size(); ++net) {
       passes_of[net] += took_part[net] ? 1.0 : 0.0;
       pairs_of[net] += took_part[net] ? ranks : 0.0;
+      const bool last =
+          number + 1 == gradient.size() || micro_batch_of[number + 1] != micro_batch_of[number];
+      window.multipliers[net] =
+          last ? scenario_.multiply({index, micro_batch_of[number], 0, world_size_}, net) : 1.0;
     }
   }
   for (std::size_t net = 0; net < nets_.size(); ++net) {
@@ -341,14 +279,25 @@ WindowGradients Oracle::gradients(int index) {
   return window;
 }
 
+std::vector<at::Tensor> Oracle::averaged(const WindowGradients& window) const {
+  std::vector<at::Tensor> gradients(parameters_.size());
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (window.sums[i].defined()) {
+      const std::int32_t net = owner_[i];
+      gradients[i] =
+          window.sums[i].to(at::kDouble) * window.multipliers[net] / window.denominators[net];
+    }
+  }
+  return gradients;
+}
+
 void Oracle::step(int index, double reported_clip_factor) {
   const WindowGradients window = gradients(index);
   denominators_ = window.denominators;
   std::vector<at::Tensor> gradient = {torch::zeros({1}, at::kDouble)};  // a norm of something
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (window.sums[i].defined()) {
-      const double denominator = window.denominators[owner_[i]];
-      gradient.push_back((window.sums[i].to(at::kDouble) / denominator).reshape({-1}));
+  for (const at::Tensor& one : averaged(window)) {
+    if (one.defined()) {
+      gradient.push_back(one.reshape({-1}));
     }
   }
   norm_ = torch::norm(torch::cat(gradient), scenario_.norm_type).item<double>();

@@ -18,6 +18,7 @@ namespace tandem::testing {
 struct WindowGradients {
   std::vector<at::Tensor> sums;      // [parameter], fp32; undefined: no rank saw the parameter
   std::vector<double> denominators;  // [net]; 0: nobody saw any of its parameters
+  std::vector<double> multipliers;   // [net]; said since the last pass
 };
 
 class Oracle {
@@ -38,12 +39,17 @@ class Oracle {
   /// finite).
   [[nodiscard]] const std::vector<double>& denominators() const { return denominators_; }
   [[nodiscard]] double norm() const { return norm_; }
+  /// The gradients that step `index` would apply from here, before clipping, in double; undefined:
+  /// no rank saw the parameter.
+  [[nodiscard]] std::vector<at::Tensor> applied_gradients(int index) {
+    return averaged(gradients(index));
+  }
   /// Makes the models hold `values`; masters and moments stay.
   void adopt(const std::vector<at::Tensor>& values);
 
  protected:
   virtual WindowGradients gradients(int index);
-  /// Updates masters_ where `sums` is defined. `factor_of[net]` is 1 / denominator.
+  /// Updates masters_ where `sums` is defined.
   virtual void update(int index, const WindowGradients& window, double reported_clip_factor) = 0;
 
   /// Of one parameter: its engine's, with what its group overrides; and the factor that the
@@ -59,6 +65,8 @@ class Oracle {
   std::vector<at::Tensor> masters_;  // [parameter], fp32 leaves
 
  private:
+  [[nodiscard]] std::vector<at::Tensor> averaged(const WindowGradients& window) const;
+
   std::vector<Optimizer> settings_;  // [parameter]
   std::vector<bool> own_rate_;       // [parameter]
   std::vector<double> denominators_;

@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -44,6 +45,13 @@ struct Scenario {
   std::function<std::int64_t(const Place&)> tokens = [](const Place&) { return 0; };
   /// Passes run inside world.hold().
   std::function<bool(const Place&)> hold = [](const Place&) { return false; };
+  /// Factor on what net `net` has accumulated, said on every rank after the ranks' micro-batch
+  /// place.pass, also where there was none; the same on every rank.
+  std::function<double(const Place&, std::size_t net)> multiply = [](const Place&, std::size_t) {
+    return 1.0;
+  };
+  /// Losses go through World::scale(), which begins with this; a power of two.
+  std::optional<double> loss_scale = std::nullopt;
   /// Factor on every engine's learning rate.
   std::function<double(int step)> schedule = [](int) { return 1.0; };
 
@@ -59,8 +67,17 @@ struct Scenario {
   /// a parameter that arrives twice in a pass.
   bool bitwise = true;
   /// False where the micro-batches of a step cannot be one graph (freezing that differs between
-  /// them).
+  /// them, nets that are multiplied differently).
   bool one_graph = true;
+
+  /// Micro-batches of the rank that has most of them.
+  [[nodiscard]] int most_passes(int step, int world_size) const {
+    int most = 0;
+    for (int rank = 0; rank < world_size; ++rank) {
+      most = std::max(most, passes(step, rank, world_size));
+    }
+    return most;
+  }
 };
 
 }  // namespace tandem::testing

@@ -196,6 +196,22 @@ Scenario with_stage(Scenario scenario, int stage) {
   return with(std::move(scenario), &EngineOptions::stage, stage);
 }
 
+Scenario held(Scenario scenario) {
+  scenario.hold = [](const Place& place) { return place.pass % 3 != 2; };
+  scenario.bitwise = false;
+  return with_stage(std::move(scenario), 1);
+}
+
+double factor_after(const Place& place, std::size_t net) {
+  constexpr double kFactors[] = {0.5, 3.0, 1.0, -0.25, 1.0 / 3.0};
+  return kFactors[(static_cast<std::size_t>(3 * place.step + place.pass) + 2 * net) % 5];
+}
+
+Scenario multiplied(Scenario scenario) {
+  scenario.multiply = [](const Place& place, std::size_t) { return factor_after(place, 0); };
+  return scenario;
+}
+
 Scenario in_type(Scenario scenario, at::ScalarType dtype, const std::vector<std::size_t>& nets) {
   scenario.nets = [make = scenario.nets, dtype, nets] {
     Nets made = make();

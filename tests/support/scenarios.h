@@ -59,6 +59,11 @@ Scenario with_sgd(Scenario scenario, double lr, double momentum = 0.0, double we
 Scenario with_micro_batches(Scenario scenario, int passes);
 Scenario with_bucket_bytes(Scenario scenario, std::int64_t bytes);
 Scenario with_stage(Scenario scenario, int stage);
+/// All but every third micro-batch are held.
+Scenario held(Scenario scenario);
+/// Factors after every micro-batch: of both signs, not all powers of two, 1 now and then.
+double factor_after(const Place& place, std::size_t net);
+Scenario multiplied(Scenario scenario);
 /// Those nets with parameters of another type.
 Scenario in_type(Scenario scenario, at::ScalarType dtype, const std::vector<std::size_t>& nets);
 Scenario in_bf16(Scenario scenario, const std::vector<std::size_t>& nets);

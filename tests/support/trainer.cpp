@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -42,31 +43,55 @@ Trainer::Trainer(World& world, Scenario scenario)
 }
 
 void Trainer::passes(int index) {
-  for (int pass = 0; pass < scenario_.passes(index, world_.rank(), world_.size()); ++pass) {
-    const Place place{index, pass, world_.rank(), world_.size()};
-    scenario_.prepare(nets_, place);
-    std::optional<Scope> hold;
-    if (scenario_.hold(place)) {
-      hold.emplace(world_.hold());
+  const int own = scenario_.passes(index, world_.rank(), world_.size());
+  for (int pass = 0; pass < scenario_.most_passes(index, world_.size()); ++pass) {
+    if (pass < own) {
+      micro_batch({index, pass, world_.rank(), world_.size()});
     }
-    if (scenario_.average == Average::kTokens) {
-      world_.count_tokens(scenario_.tokens(place));
+    multiply(index, pass);
+  }
+}
+
+void Trainer::micro_batch(const Place& place) {
+  scenario_.prepare(nets_, place);
+  std::optional<Scope> hold;
+  if (scenario_.hold(place)) {
+    hold.emplace(world_.hold());
+  }
+  if (scenario_.average == Average::kTokens) {
+    world_.count_tokens(scenario_.tokens(place));
+  }
+  const std::vector<at::Tensor> losses = scenario_.losses(nets_, place);
+  for (std::size_t i = 0; i < losses.size(); ++i) {
+    const at::Tensor loss = scenario_.loss_scale ? world_.scale(losses[i]) : losses[i];
+    const bool retain = i + 1 < losses.size();
+    switch (scenario_.call) {
+      case BackwardCall::kPlain:
+        loss.backward({}, retain);
+        break;
+      case BackwardCall::kEngine:
+        engines_[0]->backward(loss, retain);
+        break;
+      case BackwardCall::kWorld:
+        world_.backward(loss, retain);
+        break;
     }
-    const std::vector<at::Tensor> losses = scenario_.losses(nets_, place);
-    for (std::size_t i = 0; i < losses.size(); ++i) {
-      const bool retain = i + 1 < losses.size();
-      switch (scenario_.call) {
-        case BackwardCall::kPlain:
-          losses[i].backward({}, retain);
-          break;
-        case BackwardCall::kEngine:
-          engines_[0]->backward(losses[i], retain);
-          break;
-        case BackwardCall::kWorld:
-          world_.backward(losses[i], retain);
-          break;
-      }
-    }
+  }
+}
+
+void Trainer::multiply(int index, int pass) {
+  std::vector<double> factors;
+  for (std::size_t net = 0; net < engines_.size(); ++net) {
+    factors.push_back(scenario_.multiply({index, pass, world_.rank(), world_.size()}, net));
+  }
+  if (std::count(factors.begin(), factors.end(), 1.0) == std::ssize(factors)) {
+    return;
+  }
+  if (std::count(factors.begin(), factors.end(), factors[0]) == std::ssize(factors)) {
+    return world_.multiply_gradients(factors[0]);
+  }
+  for (std::size_t net = 0; net < engines_.size(); ++net) {
+    engines_[net]->multiply_gradients(factors[net]);
   }
 }
 
@@ -91,6 +116,7 @@ void Trainer::run() {
 WorldOptions options_for(const Scenario& scenario) {
   WorldOptions options = patient();
   options.average = scenario.average;
+  options.loss_scaling.initial = scenario.loss_scale.value_or(options.loss_scaling.initial);
   return options;
 }
 

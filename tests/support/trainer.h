@@ -17,7 +17,7 @@ class Trainer {
  public:
   Trainer(World& world, Scenario scenario);
 
-  /// The passes of this rank, without the step.
+  /// The passes of this rank, and what multiplies them, without the step.
   void passes(int index);
   StepResult step(int index);
   /// Steps 0 to scenario.steps - 1.
@@ -28,6 +28,9 @@ class Trainer {
   [[nodiscard]] EngineBase& engine(std::size_t net) { return *engines_[net]; }
 
  private:
+  void micro_batch(const Place& place);
+  void multiply(int index, int pass);
+
   World& world_;
   Scenario scenario_;
   Nets nets_;
